@@ -1,0 +1,43 @@
+# `make` lists what there is to do. Every target does its own set-up: Python 3.11 or newer and make are enough.
+
+PYTHON_IN_VENV := .venv/bin/python
+PYTEST_ARGS ?= -q -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format sweep bench pins clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: ## make .venv and install the package with everything that tests and checks need
+	@sh scripts/setup.sh dev
+
+demo: ## kill the provisioning agent between act and record, then watch it come back
+	@sh scripts/setup.sh core
+	@sh scripts/demo.sh
+
+test: check ## run the checks, then all tests
+	$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS)
+
+check: setup ## lint, formatting, types, and who imports whom
+	$(PYTHON_IN_VENV) -m ruff check .
+	$(PYTHON_IN_VENV) -m ruff format --check .
+	$(PYTHON_IN_VENV) -m mypy
+	$(PYTHON_IN_VENV) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+
+format: setup ## format the code and mend what the linter can mend
+	$(PYTHON_IN_VENV) -m ruff check --fix .
+	$(PYTHON_IN_VENV) -m ruff format .
+
+sweep: setup ## crash at every commit of a run and recover, on every store
+	$(PYTHON_IN_VENV) -m agent_runtime.testing.crash_sweep
+
+bench: setup ## measure steps a second, commits a step, growth and memory
+	$(PYTHON_IN_VENV) bench/run.py
+
+pins: ## pin the dependencies again (needs uv; UPGRADE=1 takes the newest)
+	@sh scripts/pin.sh
+
+clean: ## remove .venv, caches and what builds leave behind
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""An LLM agent's run that survives its worker."""

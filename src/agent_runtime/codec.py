@@ -1,0 +1,187 @@
+"""Values to bytes and back: plain data strictly, other types as they are declared; names the path of what cannot go.
+
+Rules of this file:
+
+* One format, JSON in UTF-8, one encoder, no fallback decoder. A class is never named by stored bytes.
+* Plain data is None, bool, int, finite float, str, list and dict with text keys, of exactly these types. Anything else is
+  refused here, with its path, unless its type is declared.
+* A declared type is written by pydantic, read back and compared, type and value, before it counts as recorded.
+* A lone surrogate, which UTF-8 cannot hold, is written as a JSON escape: it comes back as it was.
+* Sizes and depths are bounded before anything is parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+
+from agent_runtime.errors import Unrecordable
+
+Plain: TypeAlias = "None | bool | int | float | str | list[Plain] | dict[str, Plain]"
+
+MAX_DEPTH = 100
+MAX_BYTES = 16 * 1024 * 1024
+MAX_INT_BITS = 13_000
+"""A little under the 4,300 digits that Python converts to and from text."""
+
+_as_utf8 = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+_as_ascii = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+_parse = json.JSONDecoder().decode
+
+
+def encode(value: object) -> bytes:
+    """Plain data as bytes; `Unrecordable` names the path of what is not plain."""
+    check_plain(value)
+    return encode_checked(value)
+
+
+def encode_checked(value: object) -> bytes:
+    """The same for a value whose parts have been checked already."""
+    try:
+        data = _as_utf8(value).encode()
+    except UnicodeEncodeError:
+        data = _as_ascii(value).encode()
+    if len(data) > MAX_BYTES:
+        raise Unrecordable("$", f"{len(data)} bytes, more than the {MAX_BYTES} that one record may hold")
+    return data
+
+
+def encode_readable(value: object) -> str:
+    """Plain data as the text that `encode` would write if UTF-8 could hold every character."""
+    return _as_utf8(value)
+
+
+def decode(data: bytes) -> Any:
+    """The plain data that `encode` was given. For bytes whose seal has been checked."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{len(data)} bytes are more than one record holds")
+    return _parse(data.decode())
+
+
+def check_plain(value: object, path: str = "$", depth: int = 0) -> None:
+    """Refuse anything that is not plain data of exactly the plain types."""
+    kind = type(value)
+    if kind is str or value is None or kind is bool:
+        return
+    if kind is int:
+        if value.bit_length() > MAX_INT_BITS:  # type: ignore[attr-defined]  # its type is exactly int
+            raise Unrecordable(path, "an integer of more than 3,900 digits")
+    elif kind is float:
+        if not isfinite(value):  # type: ignore[arg-type]  # its type is exactly float
+            raise Unrecordable(path, f"the float {value!r}")
+    elif depth >= MAX_DEPTH:
+        raise Unrecordable(path, f"data nested more than {MAX_DEPTH} deep, or holding itself")
+    elif kind is dict:
+        for key, item in value.items():  # type: ignore[attr-defined]  # its type is exactly dict
+            if type(key) is not str:
+                raise Unrecordable(path, f"the key {key!r} of type {type(key).__name__}")
+            check_plain(item, f"{path}.{key}", depth + 1)
+    elif kind is list:
+        for index, item in enumerate(value):  # type: ignore[arg-type]  # its type is exactly list
+            check_plain(item, f"{path}[{index}]", depth + 1)
+    else:
+        raise Unrecordable(path, f"a value of type {kind.__module__}.{kind.__qualname__}")
+
+
+class Shape:
+    """How values of one declared type are recorded."""
+
+    __slots__ = ("_adapter", "annotation")
+
+    def __init__(self, annotation: object) -> None:
+        self.annotation = annotation
+        self._adapter = None if is_plain_type(annotation) else _adapter(annotation)
+
+    def encode(self, value: object) -> bytes:
+        """The value as bytes that give it back equal and of the same types; else `Unrecordable`."""
+        if self._adapter is None:
+            return encode(value)
+        return self._encode_declared(value)
+
+    def decode(self, data: bytes) -> Any:
+        """The value that `encode` was given."""
+        if self._adapter is None:
+            return decode(data)
+        return (
+            self._adapter.validate_python(decode(data)) if _has_surrogate(data) else self._adapter.validate_json(data)
+        )
+
+    def _encode_declared(self, value: object) -> bytes:
+        from pydantic import ValidationError
+        from pydantic_core import PydanticSerializationError
+
+        assert self._adapter is not None
+        try:
+            data = encode(self._adapter.dump_python(value, mode="json", warnings="error", by_alias=True))
+            again = self.decode(data)
+        except (PydanticSerializationError, ValidationError, UnicodeError, ValueError, TypeError) as error:
+            raise Unrecordable(
+                "$", f"{type(value).__name__} that its declared type does not give back ({error})"
+            ) from error
+        where = difference(value, again)
+        if where is not None:
+            raise Unrecordable(where, f"a value of declared type {self.annotation!r} that comes back as another one")
+        return data
+
+
+def _has_surrogate(data: bytes) -> bool:
+    return b"\\ud" in data
+
+
+def _adapter(annotation: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(annotation)
+
+
+_PLAIN_TYPES: frozenset[object] = frozenset({None, type(None), bool, int, float, str, list, dict, object, Any})
+
+
+def is_plain_type(annotation: object) -> bool:
+    """Whether every value of the type that can be recorded is plain data, so that no schema is needed."""
+    if annotation in (None, Any, object):
+        return True
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is None:
+        return isinstance(annotation, type) and annotation in _PLAIN_TYPES
+    if origin in (Union, types.UnionType, list):
+        return all(is_plain_type(part) for part in parts)
+    if origin is dict:
+        return parts[0] is str and is_plain_type(parts[1])
+    return origin is Literal and all(type(part) in _PLAIN_TYPES for part in parts)
+
+
+def difference(left: object, right: object, path: str = "$") -> str | None:
+    """The path of the first place where two values differ in type or value; None where they are the same."""
+    if type(left) is not type(right):
+        return path
+    if isinstance(left, dict):
+        assert isinstance(right, dict)
+        return _dict_difference(left, right, path)
+    if isinstance(left, list | tuple):
+        assert isinstance(right, list | tuple)
+        return _first(
+            lambda: path if len(left) != len(right) else None,
+            *(_compare(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(left, right, strict=False))),
+        )
+    fields = getattr(left, "__dict__", None)
+    if fields is not None and left == right:
+        return difference(dict(fields), dict(right.__dict__), path)
+    return None if left == right else path
+
+
+def _dict_difference(left: dict[Any, Any], right: dict[Any, Any], path: str) -> str | None:
+    if [(type(key), key) for key in left] != [(type(key), key) for key in right]:
+        return path
+    return _first(*(_compare(left[key], right[key], f"{path}.{key}") for key in left))
+
+
+def _compare(left: object, right: object, path: str) -> Callable[[], str | None]:
+    return lambda: difference(left, right, path)
+
+
+def _first(*looks: Callable[[], str | None]) -> str | None:
+    return next((found for look in looks if (found := look()) is not None), None)

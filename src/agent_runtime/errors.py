@@ -1,0 +1,176 @@
+"""Every error the runtime raises, drawn as a tree; each branch says who must act.
+
+    AgentRuntimeError
+    ├── UsageError               the caller: change the call or the setting, nothing was stored
+    │   ├── InvalidRunId · InvalidKey · InvalidSetting
+    │   ├── ToolDefinitionError · UnknownTool · InvalidArguments
+    │   ├── CheckpointNotFound · IdentityMismatch
+    ├── CheckpointConflict       the caller: wait, take over, or use another id
+    ├── RecoveryNeedsDecision    a person: say what happened to each call in doubt
+    ├── VerdictRefused           the approver: answer the request that is open
+    ├── CheckpointStoreCorrupt   the operator: what is stored is not what was written
+    │   └── UnknownKey           the operator: give this worker the key that sealed it
+    ├── StoreRefused             the operator: this is no store that we may write
+    │   ├── ForeignStore · NewerFormat · ReadOnlyStore
+    ├── StoreUnavailable         the operator or time: the store gave no answer; nothing further was started
+    ├── Unrecordable             the tool's author: return something that can be stored
+    ├── StepLimitReached         the run's author: the model asked for more replies than allowed
+    ├── FlowError                the flow's author: the graph is wrong, or has changed
+    ├── ToolError                raised by a tool: this is its answer, and the model sees it
+    └── NotSent                  raised by a tool: nothing went out
+
+`Fenced` stands outside the tree: it is a signal to stop at once, and user code must not swallow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+class AgentRuntimeError(Exception):
+    """Any error of this package."""
+
+
+class UsageError(AgentRuntimeError):
+    """The call or a setting is wrong; nothing was stored and nothing acted."""
+
+
+class InvalidRunId(UsageError, ValueError):
+    """The run id is empty, too long, or holds characters that no id may hold."""
+
+
+class InvalidKey(UsageError, ValueError):
+    """The checkpoint key is missing, too short, or no key at all."""
+
+
+class InvalidSetting(UsageError, ValueError):
+    """A setting or an option has a value that it cannot have."""
+
+
+class ToolDefinitionError(UsageError, TypeError):
+    """A function cannot be made a tool as it stands."""
+
+
+class UnknownTool(UsageError, LookupError):
+    """No tool of that name is registered."""
+
+
+class InvalidArguments(UsageError, ValueError):
+    """The arguments do not fit the tool's signature."""
+
+
+class CheckpointNotFound(UsageError, LookupError):
+    """Nothing is stored for the run id."""
+
+
+class IdentityMismatch(UsageError):
+    """The run belongs to another user, thread or principal."""
+
+
+class CheckpointConflict(AgentRuntimeError):
+    """Another worker holds the run, it ended, it exists already, or it is another program's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """One call whose outcome nobody knows, and what may be done about it."""
+
+    run_id: str
+    call: str
+    key: str
+    tool: str
+    attempt: int
+    why: str
+    may: tuple[str, ...]
+    args: Mapping[str, object] = field(default_factory=dict, repr=False)
+    age_seconds: float | None = None
+
+
+class RecoveryNeedsDecision(AgentRuntimeError):
+    """A call may have happened and its tool has no rule to find out; a person must say."""
+
+    def __init__(self, run_id: str, doubts: Sequence[Doubt]) -> None:
+        self.run_id = run_id
+        self.doubts: tuple[Doubt, ...] = tuple(doubts)
+        listed = "; ".join(f"{d.tool} (call {d.call}, key {d.key}, attempt {d.attempt}): {d.why}" for d in self.doubts)
+        super().__init__(
+            f"run {run_id!r} has {len(self.doubts)} call(s) in doubt: {listed}. "
+            "Find out at the remote, by the key, whether each one happened; where running it again is right, "
+            "recover with rerun_in_doubt=True or with the doubts to rerun."
+        )
+
+    @property
+    def calls(self) -> tuple[tuple[str, str], ...]:
+        """(tool, why) of each call in doubt."""
+        return tuple((doubt.tool, doubt.why) for doubt in self.doubts)
+
+
+class VerdictRefused(AgentRuntimeError):
+    """The verdict is for another request, other arguments, an old checkpoint, or comes too late."""
+
+
+class CheckpointStoreCorrupt(AgentRuntimeError):
+    """What is stored is not what was written: a changed, moved, missing or forged record."""
+
+
+class UnknownKey(CheckpointStoreCorrupt):
+    """The run was sealed with a key that this worker does not have."""
+
+
+class StoreRefused(AgentRuntimeError):
+    """The place named as a store is not one that this version may write."""
+
+
+class ForeignStore(StoreRefused):
+    """The file or database belongs to another program."""
+
+
+class NewerFormat(StoreRefused):
+    """The store or the run was written by a newer version of this package."""
+
+
+class ReadOnlyStore(StoreRefused):
+    """The store can be read and not be written."""
+
+
+class StoreUnavailable(AgentRuntimeError):
+    """The store did not answer, or could not write; nothing further was started."""
+
+
+class Unrecordable(AgentRuntimeError):
+    """A value cannot be stored: `path` says where in it, `found` what stands there."""
+
+    def __init__(self, path: str, found: str, *, tool: str | None = None) -> None:
+        self.path = path
+        self.found = found
+        self.tool = tool
+        whose = f"the result of tool {tool!r}" if tool else "the value"
+        super().__init__(
+            f"{whose} cannot be recorded at {path}: found {found}; expected None, bool, int, finite float, str, "
+            "list or dict with text keys, or a value of the type that is declared. Declare the type, or return plain data."
+        )
+
+    def named(self, tool: str) -> Unrecordable:
+        """The same, naming the tool."""
+        return Unrecordable(self.path, self.found, tool=tool)
+
+
+class StepLimitReached(AgentRuntimeError):
+    """The model asked for more replies than `max_steps` allows over the whole run."""
+
+
+class FlowError(AgentRuntimeError):
+    """The flow is wrong, or its graph changed since the checkpoint was saved."""
+
+
+class ToolError(AgentRuntimeError):
+    """Raise it in a tool: the call is done, this error is its answer, and the model sees it."""
+
+
+class NotSent(AgentRuntimeError):
+    """Raise it in a tool: nothing went out, so the call may be tried again."""
+
+
+class Fenced(BaseException):
+    """Another owner holds the run: stop at once. Not an `Exception`, so that user code lets it pass."""

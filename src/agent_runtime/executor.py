@@ -1,0 +1,391 @@
+"""One tool call through the journal: check, key, intent, act, confirm.
+
+What an ending means is decided here, and nowhere else. Only the tool's own answer makes a call done; only proof that
+nothing went out makes it unsent; everything else is in doubt, whatever raised it. A call in doubt runs again under its
+first key where its repeat rule lets it, and stops the run where it does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias, assert_never
+
+from agent_runtime import codec
+from agent_runtime.crash import CrashPoint
+from agent_runtime.errors import (
+    CheckpointStoreCorrupt,
+    Doubt,
+    InvalidArguments,
+    NotSent,
+    ToolError,
+    UnknownTool,
+    Unrecordable,
+)
+from agent_runtime.ids import CallId, seq_of
+from agent_runtime.journal.records import RecordKind
+from agent_runtime.journal.replay import CallLife
+from agent_runtime.journal.states import CallState
+from agent_runtime.offload import Job
+from agent_runtime.run import Run
+from agent_runtime.tools import CALL_KEY, Tool, ToolRegistry
+
+MOST_UNRECORDABLE = 2
+"""After so many results of one call that could not be stored, it is not run again by its rule."""
+
+_RESULT = b'{"result":'
+_ERROR = b'{"error":'
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a call ended: with a value, or with an error that is the tool's answer."""
+
+    value: Any = None
+    error_type: str | None = None
+    error: str = ""
+    text: str = ""
+    """The same as the model sees it."""
+
+
+class CallInDoubt(Exception):
+    """Nobody knows what became of the call, and its rule does not let it run again."""
+
+    def __init__(self, doubt: Doubt, cause: BaseException | None = None) -> None:
+        super().__init__(doubt.why)
+        self.doubt = doubt
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The tool returned."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The tool answered with an error."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """Nothing went out."""
+
+    error: NotSent
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nobody knows whether it happened. `on_thread`: the attempt is still on a thread that cannot be stopped."""
+
+    why: str
+    error: BaseException
+    on_thread: bool = False
+
+
+Outcome: TypeAlias = Returned | Answered | Unsent | Unknown
+
+
+class Siblings:
+    """How many calls of one reply are on their way: the last to end leaves its record to the next barrier."""
+
+    __slots__ = ("running",)
+
+    def __init__(self, running: int) -> None:
+        self.running = running
+
+
+class Executor:
+    """Makes the tool calls of runs."""
+
+    def __init__(self, registry: ToolRegistry) -> None:
+        self.registry = registry
+
+    async def call(self, run: Run, call: CallId, name: str, args: Mapping[str, object], siblings: Siblings) -> Ending:
+        """The ending of a call: the recorded one, or that of an act made now. `CallInDoubt` where there is none."""
+        life = run.life(call)
+        if life is not None and life.state is CallState.DONE:
+            return read_ending(life.ended, self.registry.find(name))
+        recorded_args = codec.encode_checked(dict(args))
+        try:
+            tool = self.registry.get(name)
+            arguments = tool.check(recorded_args)
+        except (UnknownTool, InvalidArguments) as error:
+            if life is not None and life.state is not CallState.NEW:
+                raise CallInDoubt(_doubt(run, life, name, f"its tool no longer takes it: {error}"), error) from error
+            body = _error_body(error)
+            await confirm(
+                run, call, 0, body, siblings, {"call": call, "tool": name, "attempt": 0, "error": _named(error)}
+            )
+            return read_ending(body, None)
+        return await _Attempts(run, call, tool, recorded_args, life, siblings).make(arguments)
+
+
+async def confirm(
+    run: Run, call: CallId, attempt: int, body: bytes, siblings: Siblings, told: Mapping[str, object] | None
+) -> None:
+    """Note a call's ending; written by itself while a sibling is still on its way, else with the next barrier."""
+    run.note(RecordKind.DONE, call, attempt, body)
+    if told is not None and run.has_sinks:
+        run.announce_when_committed("call.done", told)
+    siblings.running -= 1
+    if siblings.running > 0:
+        await run.barrier()
+    else:
+        await run.barrier_if_each()
+
+
+class _Attempts:
+    """The attempts at one call, until one of them ends it or leaves it in doubt."""
+
+    __slots__ = (
+        "asked",
+        "attempt",
+        "began",
+        "call",
+        "key",
+        "recorded_args",
+        "run",
+        "seq",
+        "siblings",
+        "tool",
+        "tries_left",
+        "unrecordable",
+    )
+
+    def __init__(
+        self, run: Run, call: CallId, tool: Tool, recorded_args: bytes, life: CallLife | None, siblings: Siblings
+    ) -> None:
+        self.run, self.call, self.tool, self.siblings = run, call, tool, siblings
+        self.recorded_args = recorded_args
+        self.seq = seq_of(call)
+        self.key = run.key(call)
+        self.asked = b'{"tool":%b,"args":%b}' % (codec.encode_checked(tool.name), recorded_args)
+        self.attempt = 0 if life is None else life.attempts
+        self.began = 0.0
+        self.unrecordable = 0 if life is None else life.unrecordable
+        self.tries_left = max(1, tool.attempts - self.attempt)
+        if life is not None and life.asked and life.asked != self.asked:
+            raise CheckpointStoreCorrupt(
+                f"run {run.run_id!r}: call {call} was asked with other arguments than its decision holds; nothing was run"
+            )
+
+    async def make(self, arguments: dict[str, Any]) -> Ending:
+        """Act until the call has an ending."""
+        while True:
+            await self._intend()
+            outcome = await self._act(arguments)
+            ending = await self._settle(outcome)
+            if ending is not None:
+                return ending
+            await self._pause()
+            arguments = self.tool.check(self.recorded_args)  # fresh ones: the attempt before may have changed its own
+
+    async def _intend(self) -> None:
+        run = self.run
+        self.attempt += 1
+        self.tries_left -= 1
+        await run.reach(CrashPoint.BEFORE_INTENT, self.seq)
+        run.note(RecordKind.STARTED, self.call, self.attempt, self.asked)
+        await run.ready_to_act()
+        if run.has_sinks:
+            run.announce("call.started", self._data())
+        await run.reach(CrashPoint.AFTER_INTENT, self.seq)
+
+    async def _act(self, arguments: dict[str, Any]) -> Outcome:
+        self.began = self.run.backing.clock.monotonic()
+        token = CALL_KEY.set(self.key)
+        try:
+            outcome = await act(self.run, self.tool, arguments)
+        finally:
+            CALL_KEY.reset(token)
+        await self.run.reach(CrashPoint.AFTER_CALL, self.seq)
+        return outcome
+
+    async def _settle(self, outcome: Outcome) -> Ending | None:
+        """What an attempt came to: an ending, or None where the call is to be tried again."""
+        match outcome:
+            case Returned(value):
+                return await self._record(value)
+            case Answered(error):
+                return await self._answer(error)
+            case Unsent(error):
+                self.run.note(RecordKind.UNSENT, self.call, self.attempt, _error_body(error))
+                if self.tries_left <= 0:
+                    return await self._answer(error)
+                await self.run.barrier()
+                return None
+            case Unknown(why, error, on_thread):
+                self._announce_doubt(why)
+                if not self.tool.rule.may_repeat or on_thread or self.tries_left <= 0:
+                    raise CallInDoubt(self._doubt(why), error)
+                return None
+            case _:
+                assert_never(outcome)
+
+    async def _record(self, value: object) -> Ending | None:
+        try:
+            data = self.tool.result.encode(value)
+        except Unrecordable as error:
+            await self._unrecordable(error.named(self.tool.name))
+            return None
+        body = _RESULT + data + b"}"
+        await self._confirm(body, "result", value)
+        return read_ending(body, self.tool)
+
+    async def _unrecordable(self, error: Unrecordable) -> None:
+        """It happened, and what it gave cannot be stored: in doubt, and never forgotten."""
+        self.unrecordable += 1
+        self.run.note(RecordKind.UNRECORDABLE, self.call, self.attempt, _error_body(error))
+        await self.run.barrier()
+        self._announce_doubt(str(error))
+        if not self.tool.rule.may_repeat or self.unrecordable >= MOST_UNRECORDABLE:
+            raise CallInDoubt(self._doubt(f"it ran, and {error}"), error)
+
+    async def _answer(self, error: BaseException) -> Ending:
+        body = _error_body(error)
+        await self._confirm(body, "error", _named(error))
+        return read_ending(body, self.tool)
+
+    async def _confirm(self, body: bytes, told_as: str, told: object) -> None:
+        data = None
+        if self.run.has_sinks:
+            seconds = self.run.backing.clock.monotonic() - self.began
+            data = {**self._data(), "duration": seconds, told_as: told}
+        await confirm(self.run, self.call, self.attempt, body, self.siblings, data)
+        await self.run.reach(CrashPoint.AFTER_CONFIRM, self.seq)
+
+    async def _pause(self) -> None:
+        tried = self.tool.attempts - self.tries_left
+        await self.run.backing.clock.sleep(self.tool.pause_seconds * 2.0 ** min(tried - 1, 10))
+
+    def _doubt(self, why: str) -> Doubt:
+        return make_doubt(
+            self.run.run_id, self.call, self.key, self.tool.name, self.attempt, why, codec.decode(self.recorded_args)
+        )
+
+    def _data(self) -> dict[str, object]:
+        step = self.run.journal.step
+        return {"step": step, "call": self.call, "tool": self.tool.name, "key": self.key, "attempt": self.attempt}
+
+    def _announce_doubt(self, why: str) -> None:
+        if self.run.has_sinks:
+            self.run.announce("call.in_doubt", {**self._data(), "why": why})
+
+
+async def act(run: Run, tool: Tool, arguments: dict[str, Any]) -> Outcome:
+    """Call the tool, and say what is known afterwards."""
+    job: Job[Any] | None = None
+    try:
+        if tool.is_async:
+            if tool.timeout_seconds is None:
+                return Returned(await tool.function(**arguments))
+            async with asyncio.timeout(tool.timeout_seconds):
+                return Returned(await tool.function(**arguments))
+        job = run.backing.offload.start(partial(tool.function, **arguments))
+        run.keep_alive_for(job)
+        async with asyncio.timeout(tool.timeout_seconds):
+            return Returned(await job.outcome)
+    except tool.answers as error:
+        return Answered(error)
+    except ToolError as error:
+        return Answered(error)
+    except NotSent as error:
+        return Unsent(error)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # it is this worker that is being stopped: the call stays as its intent says, in doubt
+        return Unknown("it was cancelled inside the tool", error)
+    except Exception as error:
+        on_thread = job is not None and job.running
+        if on_thread or not tool.rule.may_repeat or is_transport(error):
+            return Unknown(_why_unknown(tool, error, on_thread), error, on_thread)
+        return Answered(error)
+
+
+_TRANSPORT = frozenset(
+    {
+        ("http", "HTTPException"),
+        ("httpx", "TransportError"),
+        ("httpx2", "TransportError"),
+        ("httpcore", "NetworkError"),
+        ("aiohttp", "ClientError"),
+        ("urllib3", "HTTPError"),
+        ("requests", "RequestException"),
+        ("grpc", "RpcError"),
+        ("websockets", "ConnectionClosed"),
+    }
+)
+"""Errors by which well-known clients say that the way to the remote failed: (top module, class). None is an OSError."""
+
+
+def is_transport(error: BaseException) -> bool:
+    """Whether the error speaks of the way to the remote, and so says nothing about what the remote did."""
+    if isinstance(error, OSError | EOFError | asyncio.CancelledError):
+        return True
+    return any((kind.__module__.split(".", 1)[0], kind.__name__) in _TRANSPORT for kind in type(error).__mro__)
+
+
+def make_doubt(
+    run_id: str, call: str, key: str, tool: str, attempt: int, why: str, args: Mapping[str, object]
+) -> Doubt:
+    """A call in doubt, with what may be done about it."""
+    return Doubt(run_id, call, key, tool, attempt, why, ("rerun",), args)
+
+
+def read_asked(body: bytes) -> tuple[str, dict[str, object]]:
+    """The tool and the arguments of a `started` record."""
+    plain = codec.decode(body)
+    return plain["tool"], plain["args"]
+
+
+def read_ending(body: bytes, tool: Tool | None) -> Ending:
+    """The ending that a `done` record holds. Without its tool, the value is plain data."""
+    if body.startswith(_RESULT):
+        data = body[len(_RESULT) : -1]
+        return Ending(codec.decode(data) if tool is None else tool.result.decode(data), text=_text(data))
+    error = codec.decode(body)["error"]
+    return Ending(None, error["type"], error["message"], f"error: {error['type']}: {error['message']}")
+
+
+def _text(data: bytes) -> str:
+    """A result as the model sees it: text as it is, other data as JSON.
+
+    A lone surrogate, which no request can hold, is shown as U+FFFD; the recorded result keeps it.
+    """
+    if not data.startswith(b'"'):
+        return data.decode() if b"\\ud" not in data else _without_surrogates(codec.encode_readable(codec.decode(data)))
+    return _without_surrogates(codec.decode(data))
+
+
+def _without_surrogates(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _error_body(error: BaseException) -> bytes:
+    message = str(error).encode("utf-8", "replace").decode()
+    return _ERROR + codec.encode({"type": type(error).__name__, "message": message[:10_000]}) + b"}"
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _why_unknown(tool: Tool, error: BaseException, on_thread: bool) -> str:
+    if on_thread:
+        return f"it took longer than {tool.timeout_seconds} s, and its thread still runs"
+    if isinstance(error, TimeoutError):
+        return "it did not answer in time; the remote may have acted, or may yet"
+    return f"it raised {type(error).__name__}, after which nobody knows whether it happened: {error}"
+
+
+def _doubt(run: Run, life: CallLife, name: str, why: str) -> Doubt:
+    args = read_asked(life.asked)[1] if life.asked else {}
+    return make_doubt(run.run_id, life.call, run.key(life.call), name, life.attempts, why, args)

@@ -1,0 +1,224 @@
+"""Group commit: the appends of many runs in one durable write, and the settling of a write whose fate is unknown.
+
+Rules of this file:
+
+* Each run has one appender (a `Member`), and one append in flight. While a batch is in flight the next one collects, over
+  all runs of the event loop; then one transaction carries them all. No timer, no added latency.
+* The append of a member is taken at the last moment, so that all that its tasks noted in the same turn of the loop is in.
+* An error at commit is not a rollback. `UNKNOWN` is settled by reading the row: my head is there, it landed; the row is as
+  my guard says, it did not, and the *identical* append is sent again; the row is another's, I am fenced, even if my
+  records are there. `MOVED` in answer to a second send is not believed: the first may have landed late.
+* Settling runs on a task of its own: a cancelled caller cannot stop it, and other runs do not wait for it.
+* A definite failure of a batch is tried again run by run, so that one bad run hurts no other, a bounded number of times.
+* Past the moment until which a member may trust itself, nothing is sent again and nothing of it may act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Coroutine, Sequence
+from enum import Enum, auto
+from typing import Protocol
+
+from agent_runtime.clock import Clock
+from agent_runtime.errors import StoreRefused, StoreUnavailable
+from agent_runtime.journal.records import StoredRow
+from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointStore
+
+MAX_BATCH = 256
+DEFINITE_TRIES = 4
+FIRST_PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 1.0
+
+
+class Member(Protocol):
+    """One run's appender."""
+
+    def take(self) -> Append:
+        """Everything noted so far, as one append; until it has landed the member is not asked again."""
+
+    def landed(self, answer: Answer, sent_at: float) -> None:
+        """The append came to a definite answer; it was first sent at `sent_at` on the monotonic clock."""
+
+    def failed(self, error: BaseException) -> None:
+        """The append was not written, or its fate can no longer be waited for."""
+
+    def may_settle(self, now: float) -> bool:
+        """Whether the member's trust in its lease still allows waiting for an answer."""
+
+
+class GroupCommit:
+    """The commits of all runs that one event loop works on one store."""
+
+    def __init__(self, store: CheckpointStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Member] = []
+        self._carrier: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def enroll(self, member: Member) -> None:
+        """Take the member's append with the next batch: at the end of this turn of the loop, or after the one in flight."""
+        self._waiting.append(member)
+        if self._carrier is None:
+            self._carrier = self._loop.create_task(self._carry())
+
+    async def _carry(self) -> None:
+        try:
+            while self._waiting:
+                members, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+                await self._send(members, [member.take() for member in members])
+        finally:
+            self._carrier = None
+            if self._waiting and not self._loop.is_closed():
+                left, self._waiting = self._waiting, []
+                for member in left:
+                    member.failed(StoreUnavailable("the event loop is ending; nothing more is written"))
+
+    async def _send(self, members: Sequence[Member], appends: Sequence[Append]) -> None:
+        sent_at = self._clock.monotonic()
+        try:
+            answers = await self._store.commit(appends)
+        except (StoreUnavailable, StoreRefused) as error:
+            self._spawn(self._send_singly(members, appends, error))
+            return
+        except Exception:  # a store that breaks its promise says nothing about what it wrote: unknown
+            answers = [Answer(AnswerKind.UNKNOWN)] * len(members)
+        except BaseException as signal:
+            for member in members:
+                member.failed(signal)
+            raise
+        if not _hand_out(members, answers, sent_at):
+            unknown = [i for i, answer in enumerate(answers) if answer.kind is AnswerKind.UNKNOWN]
+            for i in unknown:
+                self._spawn(self._settle(members[i], appends[i], sent_at))
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_singly(self, members: Sequence[Member], appends: Sequence[Append], error: Exception) -> None:
+        tries = 1 if len(members) == 1 else 0
+        for member, append in zip(members, appends, strict=True):
+            await self._send_one(member, append, error, tries)
+
+    async def _send_one(self, member: Member, append: Append, error: Exception, tries: int) -> None:
+        """Send one append until it has an answer, or it has failed for certain too often."""
+        pause = FIRST_PAUSE_SECONDS
+        while tries < DEFINITE_TRIES and not isinstance(error, StoreRefused):
+            if tries:
+                await self._pause(member, pause)
+                pause *= 2
+            tries += 1
+            sent_at = self._clock.monotonic()
+            try:
+                [answer] = await self._store.commit([append])
+            except (StoreUnavailable, StoreRefused) as again:
+                error = again
+                continue
+            except Exception:  # as in `_send`: unknown
+                answer = Answer(AnswerKind.UNKNOWN)
+            except BaseException as signal:
+                member.failed(signal)
+                raise
+            if answer.kind is AnswerKind.UNKNOWN:
+                await self._settle(member, append, sent_at)
+            else:
+                member.landed(answer, sent_at)
+            return
+        member.failed(error)
+
+    async def _settle(self, member: Member, append: Append, sent_at: float) -> None:
+        """Find out what became of an append whose answer was lost, and send it again where it did not land."""
+        pause = 0.0
+        while member.may_settle(self._clock.monotonic()):
+            if pause:
+                await self._pause(member, pause)
+            pause = min(max(2 * pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+            try:
+                answer = await self._look_and_send(append)
+            except Exception:  # the store is still away, or breaks its promise again: look once more
+                continue
+            except BaseException as signal:
+                member.failed(signal)
+                raise
+            if answer.kind is not AnswerKind.UNKNOWN:
+                member.landed(answer, sent_at)
+                return
+        member.failed(
+            StoreUnavailable(
+                f"run {append.row.run_id!r}: the store did not say whether a write landed, until the lease was about to "
+                "end. Nothing further was started; recover the run once the store answers."
+            )
+        )
+
+    async def _look_and_send(self, append: Append) -> Answer:
+        stored = await self._store.latest(append.row.run_id)
+        match judge(None if stored is None else stored.row, append):
+            case Landing.LANDED:
+                return Answer(AnswerKind.OK, stored.row.posted if stored is not None else 0)
+            case Landing.ANOTHERS:
+                return Answer(AnswerKind.FENCED)
+            case Landing.FORKED:
+                return Answer(AnswerKind.MOVED)
+            case Landing.ABSENT:
+                [answer] = await self._store.commit([append])
+                late = answer.kind is AnswerKind.MOVED
+                return Answer(AnswerKind.UNKNOWN) if late else answer
+
+    async def _pause(self, member: Member, seconds: float) -> None:
+        try:
+            await self._clock.sleep(seconds)
+        except BaseException as signal:
+            member.failed(signal)
+            raise
+
+
+class Landing(Enum):
+    """What a row says about an append whose answer was lost."""
+
+    LANDED = auto()
+    ABSENT = auto()
+    ANOTHERS = auto()
+    FORKED = auto()
+
+
+def judge(row: StoredRow | None, append: Append) -> Landing:
+    """Compare the row that is stored with what the append would write and with what it asked for. Pure."""
+    wished, guard = append.row, append.guard
+    if row is None:
+        return Landing.ABSENT if guard is None else Landing.ANOTHERS
+    if (row.epoch, row.number, row.head) == (wished.epoch, wished.number, wished.head):
+        return Landing.LANDED
+    if guard is None:
+        return Landing.ANOTHERS
+    if (row.epoch, row.owner, row.number, row.head) == (guard.epoch, guard.owner, guard.number, guard.head):
+        same_beat = guard.heartbeat_at is None or guard.heartbeat_at == row.heartbeat_at
+        return Landing.ABSENT if same_beat else Landing.ANOTHERS
+    mine = (row.epoch, row.owner) == (wished.epoch, wished.owner)
+    return Landing.FORKED if mine else Landing.ANOTHERS
+
+
+def _hand_out(members: Sequence[Member], answers: Sequence[Answer], sent_at: float) -> bool:
+    """Give each member its definite answer; whether all were definite."""
+    all_definite = True
+    for member, answer in zip(members, answers, strict=True):
+        if answer.kind is AnswerKind.UNKNOWN:
+            all_definite = False
+        else:
+            member.landed(answer, sent_at)
+    return all_definite
+
+
+_BY_STORE: weakref.WeakKeyDictionary[CheckpointStore, GroupCommit] = weakref.WeakKeyDictionary()
+
+
+def group_commit(store: CheckpointStore, clock: Clock) -> GroupCommit:
+    """The one group commit of this store on the running event loop."""
+    found = _BY_STORE.get(store)
+    if found is None or found._loop is not asyncio.get_running_loop() or found._clock is not clock:
+        found = _BY_STORE[store] = GroupCommit(store, clock)
+    return found

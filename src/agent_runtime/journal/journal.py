@@ -1,0 +1,318 @@
+"""One open run's journal: note a record, stand at a barrier until it is durable, and keep the row that guards it all.
+
+Rules of this file:
+
+* A record is numbered, chained and sealed when it is noted; noting is not yet writing.
+* A barrier returns once everything noted before it is committed under the present epoch, and raises if that is not so.
+  Nothing acts on the outside world, and nothing waits for it, between a note and its barrier.
+* After one failure (`Fenced`, corrupt, unavailable) every note and every barrier raises it again.
+* A copy of this process made by `fork` is not the owner: it is fenced at its first note.
+* With `commits="each"` every note has a barrier of its own; with "grouped" they share the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from enum import Enum
+
+from agent_runtime.clock import Clock
+from agent_runtime.errors import CheckpointStoreCorrupt, Fenced
+from agent_runtime.ids import RunId
+from agent_runtime.journal.commits import GroupCommit
+from agent_runtime.journal.records import (
+    FORMAT,
+    NO_OWNER,
+    NO_SEAL,
+    RecordKind,
+    RunStatus,
+    StoredCheckpoint,
+    StoredRecord,
+    StoredRow,
+)
+from agent_runtime.journal.seal import Sealer
+from agent_runtime.journal.states import RUN_LIFE
+from agent_runtime.journal.store import Answer, AnswerKind, Append, Guard
+
+
+class Commits(Enum):
+    """When records are written: several with one barrier, or each by itself."""
+
+    GROUPED = "grouped"
+    EACH = "each"
+
+
+PROGRESS = frozenset({RecordKind.DONE, RecordKind.SETTLED, RecordKind.VERDICT})
+"""After one of these the count of claims without progress begins anew."""
+
+TRUSTED_SHARE = 2 / 3
+"""A worker trusts itself for this share of its lease after the last sign that reached the store."""
+
+
+def new_row(sealer: Sealer, *, run_id: RunId, kind: str, name: str, owner: bytes, lease_ms: int) -> StoredRow:
+    """The row of a run that is to be opened: step 0, epoch 1, no records yet."""
+    return StoredRow(
+        run_id, FORMAT, sealer.key_id, sealer.tenant, kind, name, RunStatus.RUNNING, 0, 1, owner, 0, NO_SEAL, 0, NO_SEAL,
+        lease_ms,
+    )  # fmt: skip
+
+
+def claim_row(row: StoredRow, *, owner: bytes, lease_ms: int) -> StoredRow:
+    """The row of a stored run under its next owner: one epoch, one step and one attempt further, and running."""
+    return row._replace(
+        status=RunStatus.RUNNING,
+        step=row.step + 1,
+        epoch=row.epoch + 1,
+        owner=owner,
+        attempts=row.attempts + 1,
+        lease_ms=lease_ms,
+        wake_at=None,
+    )
+
+
+def guard_of(row: StoredRow, *, even_if_alive: bool = False) -> Guard:
+    """What must still be stored for a claim to land: all of what was read, unless a living owner is taken over."""
+    return Guard(row.epoch, row.owner, row.number, row.head, None if even_if_alive else row.heartbeat_at)
+
+
+class Journal:
+    """The appender of one run under one epoch; its first append opens the run (`new_row`) or claims it (`claim_row`)."""
+
+    __slots__ = (
+        "_buffer",
+        "_checkpoint",
+        "_claimed_epoch",
+        "_clock",
+        "_commits",
+        "_enrolled",
+        "_failure",
+        "_flying",
+        "_guard",
+        "_loop",
+        "_pid",
+        "_released",
+        "_sealer",
+        "_taken_step",
+        "_waiters",
+        "attempts",
+        "epoch",
+        "head",
+        "kind",
+        "lease_ms",
+        "mode",
+        "name",
+        "number",
+        "owner",
+        "posted",
+        "run_id",
+        "status",
+        "step",
+        "trusted_until",
+        "wake_at",
+    )
+
+    def __init__(
+        self,
+        commits: GroupCommit,
+        sealer: Sealer,
+        *,
+        clock: Clock,
+        row: StoredRow,
+        guard: Guard | None,
+        mode: Commits,
+    ) -> None:
+        """The journal from `row` on, which is as the writer wants it; `guard` is what the store has now."""
+        self._commits = commits
+        self._sealer = sealer
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._guard = guard
+        self._claimed_epoch = 0
+        self._buffer: list[StoredRecord] = []
+        self._checkpoint: StoredCheckpoint | None = None
+        self._flying: Append | None = None
+        self._enrolled = False
+        self._released = False
+        self._taken_step = row.step - 1
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._failure: BaseException | None = None
+        self.run_id: RunId = row.run_id
+        self.kind, self.name = row.kind, row.name
+        self.status = RunStatus(row.status)
+        self.step, self.epoch, self.number, self.head = row.step, row.epoch, row.number, row.head
+        self.attempts, self.posted, self.wake_at = row.attempts, row.posted, row.wake_at
+        self.owner, self.lease_ms = row.owner, row.lease_ms
+        self.mode = mode
+        self.trusted_until = clock.monotonic() + self.trust_seconds
+
+    @property
+    def trust_seconds(self) -> float:
+        """How long after a sign of life the worker believes that the run is still its own."""
+        return self.lease_ms / 1000 * TRUSTED_SHARE
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What stopped this journal, if anything did."""
+        return self._failure
+
+    @property
+    def guard(self) -> Guard | None:
+        """What the store's row holds, as far as is known; None before a new run is written."""
+        return self._guard
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the run has been given back: no further record is written."""
+        return self._released
+
+    def note(self, kind: RecordKind, call: str = "", attempt: int = 0, body: bytes = b"") -> None:
+        """Add a record to what the next barrier commits."""
+        self._check()
+        assert not self._released, f"run {self.run_id!r} was given back; nothing is written after that"
+        number = self.number + 1
+        seal = self._sealer.record(number, self.epoch, kind, call, attempt, self.head, body)
+        self._buffer.append(StoredRecord(number, self.epoch, kind, call, attempt, body, seal))
+        self.number, self.head = number, seal
+        if kind in PROGRESS:
+            self.attempts = 0
+
+    def move_to_next_step(self) -> None:
+        """The next commit is a checkpoint: it moves the run one step on, however often this is called before it."""
+        self.step = self._taken_step + 1
+
+    def keep_state(self, body: bytes) -> None:
+        """Store `body` as the program's state at the present step, with the next commit."""
+        self._checkpoint = StoredCheckpoint(self.step, body, self._sealer.checkpoint(self.step, body))
+
+    def set_status(self, status: RunStatus, *, wake_at: int | None = None) -> None:
+        """The run's status from the next commit on, as the table of `states` allows."""
+        assert status is self.status or (self.status, status) in RUN_LIFE, f"{self.status!r} to {status!r}"
+        self.status = status
+        self.wake_at = wake_at
+
+    def give_back(self) -> None:
+        """The next commit frees the run: it has no owner from then on."""
+        self._released = True
+
+    async def barrier(self) -> None:
+        """Wait until everything noted so far is committed. Raises `Fenced`, or what else keeps it from being so."""
+        self._check()
+        if not self._buffer and self._flying is None:
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append((self.number, waiter))
+        self._enroll()
+        await waiter
+
+    def fail(self, error: BaseException) -> None:
+        """Stop this journal: every waiter and every later call gets the error."""
+        if self._failure is None:
+            self._failure = error
+        waiters, self._waiters = self._waiters, []
+        for _, waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(self._failure)
+
+    def heard(self, sent_at: float, posted: int) -> None:
+        """The store took a sign of life that was sent then. May be called from any thread."""
+        self.trusted_until = max(self.trusted_until, sent_at + self.trust_seconds)
+        self.posted = max(self.posted, posted)
+
+    def fail_from_thread(self, error: BaseException) -> None:
+        """`fail`, called from another thread than the loop's."""
+        try:
+            self._loop.call_soon_threadsafe(self.fail, error)
+        except RuntimeError:
+            return  # the loop is closed: nothing is left to stop
+
+    def reseal(self, checkpoint: StoredCheckpoint) -> None:
+        """Store the state that is there again with the next commit, under the present key."""
+        seal = self._sealer.checkpoint(checkpoint.step, checkpoint.body)
+        self._checkpoint = StoredCheckpoint(checkpoint.step, checkpoint.body, seal)
+
+    # What the group commit calls.
+
+    def take(self) -> Append:
+        self._enrolled = False
+        row = self._row()
+        row = row._replace(seal=self._sealer.row(row))
+        append = Append(row, self._guard, tuple(self._buffer), self._checkpoint, self.posted)
+        self._buffer, self._checkpoint = [], None
+        self._flying, self._taken_step = append, self.step
+        return append
+
+    def landed(self, answer: Answer, sent_at: float) -> None:
+        append = self._flying
+        assert append is not None
+        self._flying = None
+        match answer.kind:
+            case AnswerKind.OK:
+                self._landed_ok(append.row, answer.posted, sent_at)
+            case AnswerKind.MOVED if append.row.epoch != self._claimed_epoch:
+                self.fail(Fenced(f"run {self.run_id!r} was claimed by another owner first"))
+            case AnswerKind.FENCED:
+                self.fail(Fenced(f"run {self.run_id!r} is held by another owner, has ended, or is gone"))
+            case AnswerKind.MOVED:
+                self.fail(
+                    CheckpointStoreCorrupt(
+                        f"run {self.run_id!r} moved under its owner: the store holds other records than this worker "
+                        "wrote. A copy of this process writes too, or the store lost acknowledged writes; stop both "
+                        "and look at the journal before anything goes on."
+                    )
+                )
+            case AnswerKind.UNKNOWN:
+                raise AssertionError("an unknown answer is settled before it is handed out")
+
+    def failed(self, error: BaseException) -> None:
+        self._flying = None
+        self.fail(error)
+
+    def may_settle(self, now: float) -> bool:
+        return now < self.trusted_until
+
+    def _landed_ok(self, row: StoredRow, posted: int, sent_at: float) -> None:
+        self._guard = Guard(row.epoch, row.owner, row.number, row.head)
+        self._claimed_epoch = row.epoch
+        self.posted = max(self.posted, posted)
+        self.trusted_until = max(self.trusted_until, sent_at + self.trust_seconds)
+        still_waiting = []
+        for waiter in self._waiters:
+            if waiter[0] > row.number:
+                still_waiting.append(waiter)
+            elif not waiter[1].done():
+                waiter[1].set_result(None)
+        self._waiters = still_waiting
+        if still_waiting:
+            self._enroll()
+
+    def _enroll(self) -> None:
+        if not self._enrolled and self._flying is None and self._buffer:
+            self._enrolled = True
+            self._commits.enroll(self)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if os.getpid() != self._pid:
+            raise Fenced(f"run {self.run_id!r} belongs to process {self._pid}, and this is a copy of it")
+
+    def _row(self) -> StoredRow:
+        return StoredRow(
+            self.run_id,
+            FORMAT,
+            self._sealer.key_id,
+            self._sealer.tenant,
+            self.kind,
+            self.name,
+            self.status,
+            self.step,
+            self.epoch,
+            NO_OWNER if self._released else self.owner,
+            self.number,
+            self.head,
+            self.attempts,
+            NO_SEAL,
+            self.lease_ms,
+            self.wake_at,
+        )

@@ -1,0 +1,141 @@
+"""Records in, next move out: act, replay, rerun, in doubt, corrupt. Pure.
+
+Rules of this file:
+
+* What happened is read from records alone: no clock, no random source, no memory of a process.
+* Records that the tables of `states` do not allow make the run corrupt, even when every seal holds.
+* Unknown is unknown for ever: no passage of time and no number of attempts turns a call in doubt into one to run again;
+  only its repeat rule, or a settlement that is itself a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from agent_runtime.errors import CheckpointStoreCorrupt
+from agent_runtime.journal.records import RecordKind, StoredRecord
+from agent_runtime.journal.states import IN_DOUBT, MOVES, SETTLEMENT_MOVES, CallMove, CallState, Settlement, after
+
+
+@dataclass(slots=True)
+class CallLife:
+    """What the journal says of one call. Bodies are those of the records, as sealed."""
+
+    call: str
+    state: CallState = CallState.NEW
+    attempts: int = 0
+    asked: bytes = b""
+    """The body of the latest `started`."""
+    ended: bytes = b""
+    """The body of the ending: of `done`, or of the `settled` that closed the call."""
+    unrecordable: int = 0
+    """How many attempts ended in a result that could not be stored."""
+    epoch: int = 0
+    """The epoch of the latest `started`."""
+
+
+class Move(Enum):
+    """What is to be done about a call."""
+
+    ACT = "act"
+    """It never went out, or is known not to have happened: run it."""
+    REPLAY = "replay"
+    """It ended: give back the recorded ending."""
+    RERUN = "rerun"
+    """Nobody knows, and it is safe or allowed to run it again under the same key."""
+    IN_DOUBT = "in doubt"
+    """Nobody knows, and nothing says that it may run again."""
+
+
+@dataclass(slots=True)
+class History:
+    """A run's records, read once: the run's own by kind, and the life of each call by its place."""
+
+    opened: StoredRecord | None = None
+    claimed: StoredRecord | None = None
+    ended: StoredRecord | None = None
+    last_checkpoint: StoredRecord | None = None
+    lives: dict[str, CallLife] = field(default_factory=dict)
+
+    def in_doubt(self) -> list[CallLife]:
+        """The calls whose outcome nobody knows, in the order of their first record."""
+        return [life for life in self.lives.values() if life.state in IN_DOUBT]
+
+
+def read_history(run_id: str, records: Iterable[StoredRecord], settlement: Callable[[bytes], Settlement]) -> History:
+    """Fold verified records into what happened; `settlement` reads the body of a `settled` record."""
+    history = History()
+    for record in records:
+        if history.ended is not None and record.kind != RecordKind.SETTLED:
+            raise _impossible(run_id, record, "follows the run's end")
+        if record.call and record.kind != RecordKind.REKEYED:
+            _live_on(run_id, history.lives, record, settlement)
+        else:
+            _note_own(run_id, history, record)
+    if history.opened is None or history.claimed is None:
+        raise CheckpointStoreCorrupt(
+            f"run {run_id!r} was never opened or never claimed: its journal has no such record"
+        )
+    return history
+
+
+def next_move(life: CallLife | None, *, may_repeat: bool) -> Move:
+    """What to do about a call, given its life and whether its repeat rule lets a call in doubt run again."""
+    if life is None:
+        return Move.ACT
+    match life.state:
+        case CallState.DONE:
+            return Move.REPLAY
+        case CallState.STARTED | CallState.UNRECORDABLE:
+            return Move.RERUN if may_repeat else Move.IN_DOUBT
+        case CallState.NEW | CallState.PENDING | CallState.DECIDED | CallState.UNSENT | CallState.REOPENED:
+            return Move.ACT
+
+
+def _live_on(
+    run_id: str, lives: dict[str, CallLife], record: StoredRecord, settlement: Callable[[bytes], Settlement]
+) -> None:
+    life = lives.get(record.call)
+    if life is None:
+        life = lives[record.call] = CallLife(record.call)
+    settled = settlement(record.body) if record.kind == RecordKind.SETTLED else None
+    move = MOVES.get(record.kind) if settled is None else SETTLEMENT_MOVES[settled]
+    state = None if move is None else after(life.state, move)
+    if state is None or (move is CallMove.STARTED and record.attempt != life.attempts + 1):
+        raise _impossible(run_id, record, f"cannot follow {life.state.value!r} of call {record.call!r}")
+    _take(life, record, state)
+
+
+def _take(life: CallLife, record: StoredRecord, state: CallState) -> None:
+    life.state = state
+    if record.kind == RecordKind.STARTED:
+        life.attempts, life.asked, life.epoch = record.attempt, record.body, record.epoch
+    elif record.kind == RecordKind.UNRECORDABLE:
+        life.unrecordable += 1
+    if state is CallState.DONE:
+        life.ended = record.body
+
+
+def _note_own(run_id: str, history: History, record: StoredRecord) -> None:
+    if (record.kind == RecordKind.OPENED) is not (record.number == 1):
+        raise _impossible(run_id, record, "is not where a run is opened")
+    match record.kind:
+        case RecordKind.OPENED:
+            history.opened = record
+        case RecordKind.CLAIMED:
+            history.claimed = record
+        case RecordKind.CHECKPOINT:
+            history.last_checkpoint = record
+        case RecordKind.ENDED:
+            history.ended = record
+        case _:
+            return
+
+
+def _impossible(run_id: str, record: StoredRecord, why: str) -> CheckpointStoreCorrupt:
+    return CheckpointStoreCorrupt(
+        f"run {run_id!r} holds a record that cannot be: number {record.number}, kind {record.kind}, {why}. "
+        "Nothing was run. It was written by a broken or a newer version; keep the store as it is and report it."
+    )

@@ -1,0 +1,306 @@
+"""Seals over a run's bytes and their place, the key ring, and the opening of a whole stored run.
+
+Rules of this file:
+
+* What is stored is what is sealed: a seal is checked over the stored bytes, and nothing is decoded before that.
+* The header holds the place (format, key id, tenant, run, number, epoch, kind, call, attempt, previous seal), each
+  part with a fixed size or its length before it, so that no two places share a header.
+* Number *and* chain: numbers show a gap, the chain shows a genuine record of another fork, the sealed row shows a cut
+  tail, a changed status and rows of mixed age.
+* Every run has its own key, derived from the ring's; a first byte tells records, rows, checkpoints and messages apart.
+* A ring may hold several keys. A run is sealed under one at a time; a `rekeyed` record, itself under the new key, names
+  the key that was used before it.
+
+The MAC is HMAC-SHA-256 (RFC 2104), kept as two hash states that are copied, since the header's constant part and the
+padded key need to be hashed only once a run.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TypeAlias
+
+from agent_runtime.errors import CheckpointStoreCorrupt, InvalidKey, NewerFormat, UnknownKey
+from agent_runtime.journal.records import (
+    FORMAT,
+    NO_SEAL,
+    OWNER_SIZE,
+    SEAL_SIZE,
+    RecordKind,
+    RunStatus,
+    StoredCheckpoint,
+    StoredMessage,
+    StoredRecord,
+    StoredRow,
+    StoredRun,
+)
+
+CheckpointKey: TypeAlias = "bytes | Mapping[str, bytes] | KeyRing"
+"""A key of 16 bytes or more; a mapping {id: key} whose last one is active; or a `KeyRing`."""
+
+MIN_KEY = 16
+MAX_KEY_ID = 64
+_BLOCK = 64
+_IPAD = bytes(byte ^ 0x36 for byte in range(256))
+_OPAD = bytes(byte ^ 0x5C for byte in range(256))
+_RECORD = struct.Struct(">cQQBIIQ")
+_ROW = struct.Struct(">cBQQQQII")
+_CHECKPOINT = struct.Struct(">cQQ")
+_MESSAGE = struct.Struct(">cIQ")
+_LENGTH = struct.Struct(">I")
+_NO_SUCH_VALUES = (struct.error, TypeError, ValueError, AttributeError)
+"""What sealing raises over values that we never write, such as text where a number belongs."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """The keys a worker knows: `active` seals what is new, every one verifies what is there."""
+
+    keys: Mapping[str, bytes]
+    active: str
+
+    def __post_init__(self) -> None:
+        if self.active not in self.keys:
+            raise InvalidKey(f"the active key {self.active!r} is not on the ring, which has {sorted(self.keys)}")
+        for key_id, key in self.keys.items():
+            _check_key(key_id, key)
+
+    def __repr__(self) -> str:
+        return f"KeyRing(keys={sorted(self.keys)}, active={self.active!r})"
+
+    @staticmethod
+    def of(key: object) -> KeyRing:
+        """The ring for any form of `checkpoint_key`; `InvalidKey` says what is wrong with it."""
+        if isinstance(key, KeyRing):
+            return key
+        if isinstance(key, bytes | bytearray):
+            return KeyRing({"key": bytes(key)}, "key")
+        if isinstance(key, Mapping) and key:
+            return KeyRing(dict(key), list(key)[-1])
+        found = "none" if key is None else type(key).__name__
+        raise InvalidKey(
+            f"a checkpoint key is bytes of {MIN_KEY} or more, or a ring {{id: key}}, found {found}; "
+            "make one with `agent-runtime keygen` and give the same one to every worker"
+        )
+
+    def get(self, key_id: str, run_id: str) -> bytes:
+        """The key of that id, or `UnknownKey`."""
+        try:
+            return self.keys[key_id]
+        except KeyError:
+            raise UnknownKey(
+                f"run {run_id!r} is sealed under key {key_id!r}, and this worker has {sorted(self.keys)}; "
+                "add that key to the ring"
+            ) from None
+
+
+def _check_key(key_id: object, key: object) -> None:
+    if not isinstance(key_id, str) or not 1 <= len(key_id) <= MAX_KEY_ID or not key_id.isprintable():
+        raise InvalidKey(f"a key id is 1 to {MAX_KEY_ID} printable characters, found {key_id!r}")
+    if not isinstance(key, bytes):
+        raise InvalidKey(f"key {key_id!r} must be bytes, found {type(key).__name__}")
+    if len(key) < MIN_KEY:
+        raise InvalidKey(
+            f"key {key_id!r} must have {MIN_KEY} bytes or more, found {len(key)}; make one with `agent-runtime keygen`"
+        )
+
+
+def parse_key(text: str) -> bytes:
+    """The key that a setting holds: base64, or `file:PATH` of a file with base64 in it."""
+    if text.startswith("file:"):
+        path = text.removeprefix("file:")
+        try:
+            with open(path, encoding="ascii") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidKey(f"no key could be read from {path!r}: {error}; name a file that holds base64") from error
+    try:
+        key = base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidKey(f"a key is base64, or file:PATH, found text that is neither ({error})") from error
+    _check_key("key", key)
+    return key
+
+
+def key_beside(path: str | os.PathLike[str], fresh: bytes) -> bytes:
+    """The key in the file at `path`; `fresh` is written there first, mode 0600, if nothing is."""
+    text = base64.b64encode(fresh) + b"\n"
+    pending = f"{os.fspath(path)}.{fresh[:6].hex()}"
+    descriptor = os.open(pending, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(pending, path)  # a link appears whole or not at all, so two first starts agree on one key
+        except FileExistsError:
+            pass
+    finally:
+        os.unlink(pending)
+    return parse_key(f"file:{os.fspath(path)}")
+
+
+class Sealer:
+    """Makes and checks the seals of one run under one key."""
+
+    __slots__ = ("_inner", "_outer", "key_id", "run_id", "tenant")
+
+    def __init__(self, key: bytes, *, key_id: str, tenant: str, run_id: str) -> None:
+        self.key_id = key_id
+        self.tenant = tenant
+        self.run_id = run_id
+        place = _text(tenant) + _text(run_id)
+        own = hmac.digest(key, b"agent-runtime seal\x01" + place, "sha256")
+        block = own.ljust(_BLOCK, b"\0")
+        self._inner = sha256(block.translate(_IPAD) + b"agent-runtime" + bytes([FORMAT]) + _text(key_id) + place)
+        self._outer = sha256(block.translate(_OPAD))
+
+    def record(
+        self, number: int, epoch: int, kind: int, call: str, attempt: int, previous: bytes, body: bytes
+    ) -> bytes:
+        """The seal of a record after the one whose seal is `previous`."""
+        place = call.encode()
+        header = _RECORD.pack(b"J", number, epoch, kind, attempt, len(place), len(body))
+        return self._seal(b"".join((header, place, previous, body)))
+
+    def row(self, row: StoredRow) -> bytes:
+        """The seal of a row, over all its sealed columns."""
+        kind, name = row.kind.encode(), row.name.encode()
+        header = _ROW.pack(b"R", row.status, row.step, row.epoch, row.number, row.attempts, len(kind), len(name))
+        return self._seal(b"".join((header, kind, name, row.owner, row.head)))
+
+    def checkpoint(self, step: int, body: bytes) -> bytes:
+        """The seal of the state at a step."""
+        return self._seal(_CHECKPOINT.pack(b"C", step, len(body)) + body)
+
+    def message(self, kind: str, body: bytes) -> bytes:
+        """The seal of a message to the run."""
+        return self._seal(_MESSAGE.pack(b"M", len(kind.encode()), len(body)) + kind.encode() + body)
+
+    def _seal(self, data: bytes) -> bytes:
+        inner = self._inner.copy()
+        inner.update(data)
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return outer.digest()
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return _LENGTH.pack(len(data)) + data
+
+
+def sealer_for(ring: KeyRing, *, tenant: str, run_id: str, key_id: str | None = None) -> Sealer:
+    """The sealer of a run under the key named, or under the ring's active one."""
+    chosen = ring.active if key_id is None else key_id
+    return Sealer(ring.get(chosen, run_id), key_id=chosen, tenant=tenant, run_id=run_id)
+
+
+def open_row(ring: KeyRing, row: StoredRow, *, tenant: str) -> Sealer:
+    """Check the seal of a row; gives the sealer of its run. `CheckpointStoreCorrupt` where it does not hold."""
+    if _is_newer(row.format):
+        raise NewerFormat(
+            f"run {row.run_id!r} was written in format {row.format}, and this version knows {FORMAT}; "
+            "work it with the newer version"
+        )
+    if row.format != FORMAT or row.tenant != tenant:
+        raise _corrupt(row.run_id, "its row is of another tenant or of no known format")
+    sealer = sealer_for(ring, tenant=tenant, run_id=row.run_id, key_id=row.key_id)
+    try:
+        holds = (
+            len(row.owner) == OWNER_SIZE
+            and len(row.head) == SEAL_SIZE
+            and _is_status(row.status)
+            and hmac.compare_digest(sealer.row(row), row.seal)
+        )
+    except _NO_SUCH_VALUES:
+        holds = False
+    _require(holds, row.run_id, "the seal of its row does not hold")
+    return sealer
+
+
+def open_run(ring: KeyRing, run: StoredRun, *, tenant: str) -> Sealer:
+    """Check every seal, number and link of a run read as a whole; gives its sealer. Decodes nothing."""
+    row = run.row
+    sealer = open_row(ring, row, tenant=tenant)
+    _require(
+        len(run.records) == row.number,
+        row.run_id,
+        f"its row counts {row.number} records and {len(run.records)} are there",
+    )
+    _open_chain(ring, run, sealer)
+    if run.checkpoint is not None:
+        _open_checkpoint(run.checkpoint, row, sealer)
+    return sealer
+
+
+def _open_chain(ring: KeyRing, run: StoredRun, newest: Sealer) -> None:
+    """Numbers without a gap, epochs that never fall, each seal over the one before, the last one in the row."""
+    run_id = run.row.run_id
+    sealers = _sealers_by_record(ring, run.records, newest)
+    previous, epoch = NO_SEAL, 0
+    for number, (record, sealer) in enumerate(zip(run.records, sealers, strict=True), start=1):
+        _require(record.number == number, run_id, f"record {number} is missing or out of its place")
+        try:
+            in_order = epoch <= record.epoch <= run.row.epoch
+            seal = sealer.record(number, record.epoch, record.kind, record.call, record.attempt, previous, record.body)
+            holds = in_order and hmac.compare_digest(seal, record.seal)
+        except _NO_SUCH_VALUES:
+            holds = False
+        _require(holds, run_id, f"the seal of record {number} does not hold")
+        previous, epoch = record.seal, record.epoch
+    _require(hmac.compare_digest(previous, run.row.head), run_id, "its last record is not the one its row names")
+
+
+def _sealers_by_record(ring: KeyRing, records: tuple[StoredRecord, ...], newest: Sealer) -> list[Sealer]:
+    """The sealer of each record: read from the end, since a `rekeyed` record names the key used before it."""
+    if not any(record.kind == RecordKind.REKEYED for record in records):
+        return [newest] * len(records)
+    sealer, found = newest, []
+    for record in reversed(records):
+        found.append(sealer)
+        if record.kind == RecordKind.REKEYED:
+            sealer = sealer_for(ring, tenant=newest.tenant, run_id=newest.run_id, key_id=record.call)
+    return found[::-1]
+
+
+def _open_checkpoint(checkpoint: StoredCheckpoint, row: StoredRow, sealer: Sealer) -> None:
+    try:
+        seal = sealer.checkpoint(checkpoint.step, checkpoint.body)
+        holds = checkpoint.step <= row.step and hmac.compare_digest(seal, checkpoint.seal)
+    except _NO_SUCH_VALUES:
+        holds = False
+    _require(holds, row.run_id, "the seal of its checkpoint does not hold")
+
+
+def open_message(sealer: Sealer, message: StoredMessage) -> bool:
+    """Whether the seal of a message holds. One that does not is ignored: anybody may post."""
+    return hmac.compare_digest(sealer.message(message.kind, message.body), message.seal)
+
+
+def _is_newer(stored: object) -> bool:
+    return isinstance(stored, int) and stored > FORMAT
+
+
+def _is_status(value: int) -> bool:
+    return value in RunStatus._value2member_map_
+
+
+def _require(holds: bool, run_id: str, otherwise: str) -> None:
+    if not holds:
+        raise _corrupt(run_id, otherwise)
+
+
+def _corrupt(run_id: str, what: str) -> CheckpointStoreCorrupt:
+    return CheckpointStoreCorrupt(
+        f"run {run_id!r} is not as it was written: {what}. Nothing was run. Restore the store from a copy you trust, "
+        "and find out who can write to it."
+    )

@@ -1,0 +1,268 @@
+"""The port behind which every store stands: about ten verbs, each one atomic move, and the four answers.
+
+What a store promises, and all that it promises:
+
+* **One write.** `save`, `record_call` and each element of `commit` are the same guarded append: *if the stored row still
+  has the guard's epoch, owner, number and head (and `heartbeat_at`, where the guard names one), and is not final, then*
+  insert the records, replace the checkpoint if one is given, and set the row, all or nothing. A final run takes records
+  of kind `settled` only, and keeps its status. Without a guard the run must be new, which an id that was deleted is not.
+* **Four answers.** `OK`: durable; also when the row already is what this append writes. `FENCED`: another epoch or owner,
+  a final run, or none. `MOVED`: epoch and owner are the guard's, and number, head or step are not. `UNKNOWN`: nobody
+  knows; the store has dropped the connection, and the next read goes through a fresh one.
+* **Raising `StoreUnavailable`** says that nothing was written, for certain. Anything else a store raises out of a write
+  is taken as `UNKNOWN`.
+* A store compares numbers and keeps bytes. It never parses, reorders or re-encodes a body, and gives back copies.
+* A store judges idleness by its own clock, inside the statement that reads it.
+
+A minimal store implements the abstract verbs of `Store`; the others have a correct, slower form here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import datetime
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from agent_runtime.ids import RunId, Step
+from agent_runtime.journal.records import (
+    StoredCheckpoint,
+    StoredMessage,
+    StoredRecord,
+    StoredRow,
+    StoredRun,
+)
+
+
+class AnswerKind(Enum):
+    """What became of a write."""
+
+    OK = "ok"
+    FENCED = "fenced"
+    MOVED = "moved"
+    UNKNOWN = "unknown"
+
+
+class Answer(NamedTuple):
+    """What became of a write, and how many messages the run has had (0 where there is no run)."""
+
+    kind: AnswerKind
+    posted: int = 0
+
+
+class Guard(NamedTuple):
+    """What must still be stored for a write to land. `heartbeat_at` is named by a claim alone."""
+
+    epoch: int
+    owner: bytes
+    number: int
+    head: bytes
+    heartbeat_at: int | None = None
+
+
+class Append(NamedTuple):
+    """One guarded append to one run. `seen` is the `posted` that a row which parks the run has taken into account."""
+
+    row: StoredRow
+    guard: Guard | None
+    records: tuple[StoredRecord, ...]
+    checkpoint: StoredCheckpoint | None = None
+    seen: int = 0
+
+
+class CheckpointStore(Protocol):
+    """The verbs that the runtime calls. Inherit from `Store`, or match its shape."""
+
+    async def save(
+        self,
+        run_id: RunId,
+        step: Step,
+        checkpoint: StoredCheckpoint | None,
+        *,
+        row: StoredRow,
+        guard: Guard | None = None,
+        records: Sequence[StoredRecord] = (),
+    ) -> Answer:
+        """Move a run to `step`: 0 for a new run (no guard), else one past what is stored."""
+
+    async def latest(self, run_id: RunId) -> StoredRun | None:
+        """The row and the last checkpoint, read at one moment, without the records; None where there is no run."""
+
+    async def list_unfinished(
+        self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        """Rows of runs that are not final, in the order of their ids, from the first id past `after`."""
+
+    async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
+        """Remove all of a run, final or not, but for a mark that keeps its id from being used again."""
+
+    async def record_call(self, run_id: RunId, record: StoredRecord, *, row: StoredRow, guard: Guard) -> Answer:
+        """Append one record without moving to another step."""
+
+    async def calls(self, run_id: RunId, *, since: int = 0) -> list[StoredRecord]:
+        """The records past number `since`, in order."""
+
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None) -> Answer:
+        """Say that the owner lives. Guarded by epoch and owner alone, touches hints alone.
+
+        With `seen`, also put back a `wake_at` that was set for messages which turned out to be nothing.
+        """
+
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        """Leave a message, once by its digest; raise `posted` and wake the run. `FENCED` where there is no run."""
+
+    async def inbox(self, run_id: RunId) -> list[StoredMessage]:
+        """The messages of a run in the order they came."""
+
+    async def now(self) -> datetime:
+        """The store's wall clock, aware, in UTC: for display and timers."""
+
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
+        """Carry many appends, each guarded by itself, in as few durable writes as may be; an answer for each."""
+
+    async def load_many(self, run_ids: Sequence[RunId]) -> list[StoredRun | None]:
+        """Runs with all their records, each read at one moment."""
+
+    async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
+        """`renew` for many runs at once."""
+
+    async def list_runs(
+        self, *, status: int | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        """Rows of all runs, final ones too, in the order of their ids; deleted ones only where asked for."""
+
+    def reopen(self) -> CheckpointStore:
+        """The same store through connections of its own, for another thread and event loop."""
+
+    async def close(self) -> None:
+        """Let go of every connection and thread. The store may not be used afterwards."""
+
+
+class Store(ABC):
+    """Inherit from this: ten verbs to write, and the rest is correct, if not yet fast."""
+
+    @abstractmethod
+    async def save(
+        self,
+        run_id: RunId,
+        step: Step,
+        checkpoint: StoredCheckpoint | None,
+        *,
+        row: StoredRow,
+        guard: Guard | None = None,
+        records: Sequence[StoredRecord] = (),
+    ) -> Answer: ...
+
+    @abstractmethod
+    async def latest(self, run_id: RunId) -> StoredRun | None: ...
+
+    @abstractmethod
+    async def list_unfinished(
+        self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]: ...
+
+    @abstractmethod
+    async def delete(self, run_id: RunId, *, guard: Guard) -> Answer: ...
+
+    @abstractmethod
+    async def record_call(self, run_id: RunId, record: StoredRecord, *, row: StoredRow, guard: Guard) -> Answer: ...
+
+    @abstractmethod
+    async def calls(self, run_id: RunId, *, since: int = 0) -> list[StoredRecord]: ...
+
+    @abstractmethod
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None) -> Answer: ...
+
+    @abstractmethod
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer: ...
+
+    @abstractmethod
+    async def inbox(self, run_id: RunId) -> list[StoredMessage]: ...
+
+    @abstractmethod
+    async def now(self) -> datetime: ...
+
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
+        """One write after another. An append may hold several records: all of them land, or none."""
+        return [await self._append(append) for append in appends]
+
+    async def load_many(self, run_ids: Sequence[RunId]) -> list[StoredRun | None]:
+        """Each run by row, records, row again, until both rows are one."""
+        return [await self._load(run_id) for run_id in run_ids]
+
+    async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
+        return [await self.renew(run_id, guard=guard) for run_id, guard in guards]
+
+    async def list_runs(
+        self, *, status: int | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        """Unfinished runs alone, where a store does not do better."""
+        rows = await self.list_unfinished(limit=limit, after=after)
+        return [row for row in rows if status is None or row.status == status]
+
+    def reopen(self) -> CheckpointStore:
+        """Itself: right for a store that may be used from several threads."""
+        return self
+
+    async def close(self) -> None:
+        return None
+
+    async def _append(self, append: Append) -> Answer:
+        row = append.row
+        if append.guard is not None and append.checkpoint is None and len(append.records) == 1:
+            stored = await self.latest(row.run_id)
+            if stored is not None and stored.row.step == row.step:
+                return await self.record_call(row.run_id, append.records[0], row=row, guard=append.guard)
+        return await self.save(
+            row.run_id, Step(row.step), append.checkpoint, row=row, guard=append.guard, records=append.records
+        )
+
+    async def _load(self, run_id: RunId) -> StoredRun | None:
+        while True:
+            before = await self.latest(run_id)
+            if before is None:
+                return None
+            records = await self.calls(run_id)
+            again = await self.latest(run_id)
+            if again is not None and again.row.head == before.row.head and again.row.epoch == before.row.epoch:
+                return again._replace(records=tuple(records))
+
+
+class BatchStore(Store):
+    """A store whose one write is `commit`."""
+
+    @abstractmethod
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]: ...
+
+    async def save(
+        self,
+        run_id: RunId,
+        step: Step,
+        checkpoint: StoredCheckpoint | None,
+        *,
+        row: StoredRow,
+        guard: Guard | None = None,
+        records: Sequence[StoredRecord] = (),
+    ) -> Answer:
+        if row.run_id != run_id or row.step != step:
+            raise ValueError(f"the row is of run {row.run_id!r} step {row.step}, the call of {run_id!r} step {step}")
+        [answer] = await self.commit([Append(row, guard, tuple(records), checkpoint, row.posted)])
+        return answer
+
+    async def record_call(self, run_id: RunId, record: StoredRecord, *, row: StoredRow, guard: Guard) -> Answer:
+        if row.run_id != run_id:
+            raise ValueError(f"the row is of run {row.run_id!r}, the call of {run_id!r}")
+        [answer] = await self.commit([Append(row, guard, (record,), None, row.posted)])
+        return answer
+
+
+def check_append(append: Append) -> None:
+    """Refuse an append that no guard could make right: a mistake of the caller, not of the world."""
+    row, guard = append.row, append.guard
+    before = guard.number if guard is not None else 0
+    numbers = [record.number for record in append.records]
+    assert numbers == list(range(before + 1, row.number + 1)), f"records {numbers} do not lead {before} to {row.number}"
+    assert append.records, "an append holds a record"
+    assert row.head == append.records[-1].seal, "the row names the last record"
+    assert guard is not None or row.step == 0, "a new run starts at step 0"

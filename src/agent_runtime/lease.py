@@ -1,0 +1,208 @@
+"""Leases: who holds a run and whether they live, the heartbeat that says so, and the window of self-trust.
+
+Rules of this file:
+
+* A lease says when a claim is worth trying; safety never depends on it, nor on any clock.
+* An owner is dead at once when this host can tell: its process is gone (pid and start time, and no zombie), its boot is
+  over, or it is this process and no longer among its live owners. Everything else waits for the lease to lapse.
+* No signal is ever sent as a probe: `kill(pid, 0)` calls a zombie alive.
+* The heartbeat runs on a thread with a store instance and an event loop of its own: a blocked loop must not look dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import threading
+import weakref
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from agent_runtime import codec
+from agent_runtime.clock import Clock
+from agent_runtime.errors import AgentRuntimeError, Fenced
+from agent_runtime.journal.journal import Journal
+from agent_runtime.journal.records import NO_OWNER, StoredRow
+from agent_runtime.journal.store import AnswerKind, CheckpointStore
+from agent_runtime.offload import Offload
+
+LIVE_OWNERS: set[bytes] = set()
+"""The owners that this process still works for, or whose call still runs on one of its threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMark:
+    """Which process an owner is. Empty fields where the system does not tell."""
+
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    born: str
+
+    def to_plain(self) -> dict[str, object]:
+        return asdict(self)
+
+    @staticmethod
+    def from_plain(plain: dict[str, Any]) -> ProcessMark:
+        return ProcessMark(*(plain[name] for name in ("host", "boot", "namespace", "pid", "born")))
+
+
+def own_mark() -> ProcessMark:
+    """The mark of this process; a copy of it made by `fork` has another."""
+    return _mark_of(os.getpid())
+
+
+@lru_cache(maxsize=4)
+def _mark_of(pid: int) -> ProcessMark:
+    machine = _read("/etc/machine-id")
+    return ProcessMark(
+        host=f"{platform.node()}/{machine}" if machine else platform.node(),
+        boot=_read("/proc/sys/kernel/random/boot_id"),
+        namespace=_link("/proc/self/ns/pid"),
+        pid=pid,
+        born=_birth(pid) or "",
+    )
+
+
+@lru_cache(maxsize=16)
+def claimed_body(pid: int, why: str) -> bytes:
+    """The body of a `claimed` record: who claims, and why."""
+    return codec.encode({**_mark_of(pid).to_plain(), "why": why})
+
+
+def is_dead(mark: ProcessMark, owner: bytes, *, me: ProcessMark | None = None) -> bool:
+    """Whether it is certain that the owner will not act again. False where nobody can tell."""
+    me = me or own_mark()
+    if not mark.boot or not me.boot:
+        return False
+    if mark.boot != me.boot:
+        return mark.host == me.host
+    if not mark.namespace or mark.namespace != me.namespace:
+        return False
+    if (mark.pid, mark.born) == (me.pid, me.born):
+        return owner not in LIVE_OWNERS
+    return _birth(mark.pid) != mark.born
+
+
+def seconds_held(row: StoredRow, mark: ProcessMark | None) -> float | None:
+    """How long the run is still held by its owner if nothing more is heard; None where it may be claimed now."""
+    if row.owner == NO_OWNER or not 0 <= row.idle_ms < row.lease_ms:
+        return None
+    if mark is not None and is_dead(mark, row.owner):
+        return None
+    return (row.lease_ms - row.idle_ms) / 1000
+
+
+def _birth(pid: int) -> str | None:
+    """When the process started, in ticks since boot; None where it is gone, or a zombie."""
+    stat = _read(f"/proc/{pid}/stat")
+    if not stat:
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return None if fields[0] in ("Z", "X") else fields[19]
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+class Heartbeat:
+    """Says for every run that this process holds in one store that its owner lives."""
+
+    def __init__(self, store: CheckpointStore, clock: Clock, offload: Offload) -> None:
+        self._reopen = store.reopen
+        self._clock = clock
+        self._offload = offload
+        self._lock = threading.Lock()
+        self._watched: dict[Journal, float] = {}
+        self._runs = False
+        self._changed = threading.Event()
+
+    def watch(self, journal: Journal, every_seconds: float) -> None:
+        """Renew the journal's lease from now on."""
+        with self._lock:
+            shortest = min(self._watched.values(), default=float("inf"))
+            self._watched[journal] = every_seconds
+            start, self._runs = not self._runs, True
+        if start:
+            self._offload.spawn("agent-runtime-heartbeat", self._beat)
+        elif every_seconds < shortest:
+            self._changed.set()
+
+    def unwatch(self, journal: Journal) -> None:
+        """The run is given back, or lost."""
+        with self._lock:
+            self._watched.pop(journal, None)
+
+    def _beat(self) -> None:
+        """The thread: it ends with the first beat that finds nothing to watch."""
+        loop = asyncio.new_event_loop()
+        store: CheckpointStore | None = None
+        try:
+            while (seconds := self._next_pause()) is not None:
+                self._clock.wait(self._changed, seconds)
+                self._changed.clear()
+                silent = self._silent()
+                if silent:
+                    store = store or self._reopen()
+                    loop.run_until_complete(self._renew(store, silent))
+        finally:
+            if store is not None:
+                loop.run_until_complete(store.close())
+            loop.close()
+
+    def _next_pause(self) -> float | None:
+        with self._lock:
+            if not self._watched:
+                self._runs = False
+                return None
+            return min(self._watched.values())
+
+    def _silent(self) -> list[Journal]:
+        """The journals that wrote nothing lately: an append is a heartbeat too."""
+        now = self._clock.monotonic()
+        with self._lock:
+            return [
+                journal
+                for journal, every in self._watched.items()
+                if journal.guard is not None and journal.trusted_until - journal.trust_seconds + every / 2 <= now
+            ]
+
+    async def _renew(self, store: CheckpointStore, journals: list[Journal]) -> None:
+        sent_at = self._clock.monotonic()
+        guards = [(journal.run_id, journal.guard) for journal in journals]
+        try:
+            answers = await store.renew_all([(run_id, guard) for run_id, guard in guards if guard is not None])
+        except AgentRuntimeError:
+            return  # the store is away; the worker stops trusting itself in time
+        for journal, answer in zip(journals, answers, strict=True):
+            if answer.kind is AnswerKind.OK:
+                journal.heard(sent_at, answer.posted)
+            elif answer.kind is AnswerKind.FENCED:
+                self.unwatch(journal)
+                journal.fail_from_thread(Fenced(f"run {journal.run_id!r} is held by another owner, or has ended"))
+
+
+_BY_STORE: weakref.WeakKeyDictionary[CheckpointStore, Heartbeat] = weakref.WeakKeyDictionary()
+
+
+def heartbeat(store: CheckpointStore, clock: Clock, offload: Offload) -> Heartbeat:
+    """The one heartbeat of this process for a store."""
+    found = _BY_STORE.get(store)
+    if found is None:
+        found = _BY_STORE[store] = Heartbeat(store, clock, offload)
+    return found

@@ -1,0 +1,203 @@
+"""The conversation: messages, tool calls and replies, and the invariants that every provider asks for.
+
+A history is computed from the journal, never edited in place. In it each tool call has exactly one result, right after
+the message that asked for it and in the order asked; ids of calls are unique within a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args, overload
+
+from agent_runtime import codec
+from agent_runtime.errors import InvalidSetting, Unrecordable
+
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+_ROLES: tuple[str, ...] = get_args(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that the model asks for: `id` is the model's own name for it and steers nothing."""
+
+    id: str
+    name: str
+    args: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. A `tool` message answers the call `tool_call_id`."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model answers: text, or calls to make, or both. One without calls ends a loop."""
+
+    text: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+    usage: Mapping[str, int] = field(default_factory=dict)
+
+
+class Transcript(Sequence[Message]):
+    """The messages up to a moment. Later ones do not appear in it, and nobody can change it."""
+
+    __slots__ = ("_items", "_length")
+
+    def __init__(self, items: list[Message], length: int | None = None) -> None:
+        self._items = items
+        self._length = len(items) if length is None else length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return [self._items[i] for i in range(*index.indices(self._length))]
+        if not -self._length <= index < self._length:
+            raise IndexError(f"message {index} of {self._length}")
+        return self._items[index if index >= 0 else self._length + index]
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._items[: self._length])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as for any list
+
+    def __repr__(self) -> str:
+        return f"Transcript({list(self)!r})"
+
+
+def read_messages(given: str | Sequence[Message | Mapping[str, object]]) -> list[Message]:
+    """The messages that a loop starts with: text from the user, `Message`s, or chat-style dicts."""
+    if isinstance(given, str):
+        return [Message("user", given)]
+    if not given:
+        raise InvalidSetting("a loop starts with at least one message, found none; pass messages='…'")
+    messages = [item if isinstance(item, Message) else _from_dict(item, at) for at, item in enumerate(given)]
+    check_history(messages)
+    return messages
+
+
+def check_history(messages: Sequence[Message]) -> None:
+    """Refuse a conversation that no provider accepts: a call without its one result, or a result without a call."""
+    waiting: list[str] = []
+    for at, message in enumerate(messages):
+        if message.role == "tool":
+            if not waiting or message.tool_call_id != waiting[0]:
+                raise InvalidSetting(
+                    f"message {at} answers call {message.tool_call_id!r}, expected {waiting[:1] or 'none'}"
+                )
+            waiting.pop(0)
+            continue
+        if waiting:
+            raise InvalidSetting(f"message {at} comes before call {waiting[0]!r} has its result; add a tool message")
+        waiting = [call.id for call in message.tool_calls]
+        if len(set(waiting)) != len(waiting):
+            raise InvalidSetting(f"message {at} has two calls with one id: {waiting}")
+    if waiting:
+        raise InvalidSetting(
+            f"call {waiting[0]!r} has no result; a loop starts after the results, or asks for the calls anew"
+        )
+
+
+def encode_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """Messages as plain data."""
+    return [_to_plain(message) for message in messages]
+
+
+def decode_messages(plain: Sequence[Mapping[str, object]]) -> list[Message]:
+    """The messages that `encode_messages` was given."""
+    return [_from_dict(item, at) for at, item in enumerate(plain)]
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """A reply as it is recorded; refuses one that cannot be, or that no history can hold."""
+    if not isinstance(reply, Reply):
+        raise InvalidSetting(
+            f"a model gives a Reply, found {type(reply).__name__}; return Reply(text=…, tool_calls=[…])"
+        )
+    calls = [_plain_call(call) for call in reply.tool_calls]
+    ids = [call["id"] for call in calls]
+    if len(set(map(str, ids))) != len(ids):
+        raise InvalidSetting(f"the model gave two tool calls one id: {ids}; each call needs its own")
+    plain: dict[str, object] = {"text": reply.text}
+    if calls:
+        plain["tool_calls"] = calls
+    if reply.usage:
+        plain["usage"] = dict(reply.usage)
+    return codec.encode(plain)
+
+
+def decode_reply(data: bytes) -> Reply:
+    """The reply that `encode_reply` was given."""
+    plain = codec.decode(data)
+    calls = tuple(ToolCall(call["id"], call["name"], call["args"]) for call in plain.get("tool_calls", ()))
+    return Reply(plain["text"], calls, plain.get("usage", {}))
+
+
+def reply_message(reply: Reply) -> Message:
+    """The reply as the message that the history holds."""
+    return Message("assistant", reply.text, tuple(reply.tool_calls))
+
+
+def _plain_call(call: Any) -> dict[str, object]:
+    fields = (getattr(call, "id", None), getattr(call, "name", None), getattr(call, "args", None))
+    if not all(isinstance(field, wanted) for field, wanted in zip(fields, (str, str, Mapping), strict=True)):
+        raise InvalidSetting(f"a tool call has a text id, a text name and a mapping of arguments, found {call!r}")
+    return {"id": call.id, "name": call.name, "args": dict(call.args)}
+
+
+def _to_plain(message: Message) -> dict[str, object]:
+    plain: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain
+
+
+def _from_dict(given: Any, at: int) -> Message:
+    if not isinstance(given, Mapping):
+        raise InvalidSetting(f"message {at} must be a Message or a dict, found {type(given).__name__}")
+    unknown = set(given) - {"role", "content", "tool_calls", "tool_call_id", "name"}
+    if unknown:
+        raise InvalidSetting(f"message {at} has unknown fields {sorted(map(str, unknown))}")
+    role, content = given.get("role"), given.get("content", "")
+    if role not in _ROLES:
+        raise InvalidSetting(f"message {at} has role {role!r}, expected one of {list(_ROLES)}")
+    if not isinstance(content, str):
+        raise InvalidSetting(f"message {at} has content of type {type(content).__name__}, expected text")
+    calls = tuple(_call_from(call, at) for call in given.get("tool_calls") or ())
+    return Message(role, content, calls, given.get("tool_call_id"), given.get("name"))
+
+
+def _call_from(given: ToolCall | Mapping[str, Any], at: int) -> ToolCall:
+    if isinstance(given, ToolCall):
+        return given
+    try:
+        call = ToolCall(given["id"], given["name"], given.get("args", {}))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidSetting(f"a tool call of message {at} needs id, name and args: {error!r}") from error
+    try:
+        codec.check_plain(dict(call.args))
+    except Unrecordable as error:
+        raise InvalidSetting(
+            f"the arguments of call {call.id!r} in message {at} cannot be recorded: {error}"
+        ) from error
+    return call

@@ -1,0 +1,200 @@
+"""Reopen an unfinished run: load, verify, decide every doubt, claim; or say why not.
+
+Rules of this file:
+
+* Verify, then claim: what was verified is what is claimed, since the claim lands only on the row that was read.
+* Every doubt is decided before anything acts. One that cannot be decided blocks the run, in the claim's own write.
+* Nothing is claimed, and nothing changes, where there is nothing to do or anything is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from agent_runtime import codec
+from agent_runtime.errors import (
+    CheckpointConflict,
+    CheckpointNotFound,
+    CheckpointStoreCorrupt,
+    Doubt,
+    Fenced,
+    RecoveryNeedsDecision,
+)
+from agent_runtime.ids import RunId
+from agent_runtime.journal.commits import group_commit
+from agent_runtime.journal.journal import Journal, claim_row, guard_of
+from agent_runtime.journal.records import RecordKind, RunStatus, StoredRun
+from agent_runtime.journal.replay import CallLife, History, read_history
+from agent_runtime.journal.seal import open_run, sealer_for
+from agent_runtime.journal.states import CallState, Settlement
+from agent_runtime.lease import ProcessMark, claimed_body, own_mark, seconds_held
+from agent_runtime.run import Backing, Run, RunContext, check_identity
+
+CLAIM_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What a program says about the calls in doubt: those that a person permits to rerun, and those nobody decided."""
+
+    permitted: Sequence[CallLife] = ()
+    undecided: Sequence[Doubt] = ()
+    rerun: int = 0
+    """How many calls in doubt will run again, by rule or by permission."""
+
+
+Decide = Callable[[Sequence[CallLife], Mapping[str, Any]], Decisions]
+"""From the calls in doubt and the run's `opened` body to what is decided about them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A stored run that was verified: its rows, what happened in it, and what it was opened with."""
+
+    stored: StoredRun
+    history: History
+    opened: Mapping[str, Any]
+    mark: ProcessMark
+
+    @property
+    def status(self) -> RunStatus:
+        return RunStatus(self.stored.row.status)
+
+
+async def find(backing: Backing, run_id: RunId, *, kind: str, context: RunContext | None) -> Found:
+    """The run as it is stored, every seal checked before anything is decoded. Claims nothing."""
+    [stored] = await backing.store.load_many([run_id])
+    if stored is None:
+        raise CheckpointNotFound(f"nothing is stored for run {run_id!r}; check the id and the store, or start it")
+    if stored.row.status == RunStatus.DELETED:
+        raise CheckpointConflict(f"run {run_id!r} was deleted, and its id is not used again; choose another id")
+    open_run(backing.ring, stored, tenant=backing.tenant)
+    history = read_history(run_id, stored.records, _settlement)
+    assert history.opened is not None and history.claimed is not None
+    opened, mark = _read_own(run_id, history)
+    check_identity(RunContext(**opened["context"]), context, run_id)
+    if stored.row.kind != kind:
+        raise CheckpointConflict(f"run {run_id!r} is worked by another program than this {kind}")
+    return Found(stored, history, opened, mark)
+
+
+async def reopen(
+    backing: Backing,
+    run_id: RunId,
+    *,
+    kind: str,
+    context: RunContext | None,
+    decide: Decide,
+    take_over: bool = False,
+) -> Run | Found:
+    """The run, claimed by this worker; or, where it has ended or is paused, the run as found.
+
+    Raises `CheckpointNotFound`, `CheckpointConflict` (who holds it, until when), `CheckpointStoreCorrupt`,
+    `IdentityMismatch`, and `RecoveryNeedsDecision` once the run is blocked.
+    """
+    for _ in range(CLAIM_TRIES):
+        found = await find(backing, run_id, kind=kind, context=context)
+        if found.status.is_final or found.status is RunStatus.PAUSED:
+            return found
+        await _require_free(backing, found, take_over=take_over)
+        decisions = decide(found.history.in_doubt(), found.opened)
+        if found.status is RunStatus.BLOCKED and decisions.undecided:
+            raise RecoveryNeedsDecision(run_id, decisions.undecided)
+        try:
+            return await _claim(backing, found, decisions, take_over=take_over)
+        except Fenced:
+            continue  # the run moved since it was read: look again
+    raise CheckpointConflict(f"run {run_id!r} was claimed by another worker each time this one tried; try again later")
+
+
+async def _claim(backing: Backing, found: Found, decisions: Decisions, *, take_over: bool) -> Run:
+    row = found.stored.row
+    sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id)
+    journal = Journal(
+        group_commit(backing.store, backing.clock),
+        sealer,
+        clock=backing.clock,
+        row=claim_row(row, owner=backing.draw_owner(), lease_ms=backing.lease_ms),
+        guard=guard_of(row, even_if_alive=take_over),
+        mode=backing.mode,
+    )
+    if sealer.key_id != row.key_id:
+        journal.note(RecordKind.REKEYED, row.key_id)
+        if found.stored.checkpoint is not None:
+            journal.reseal(found.stored.checkpoint)
+    journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, "take over" if take_over else "recovery"))
+    lives = found.history.lives
+    for life in decisions.permitted:
+        body = codec.encode({"how": Settlement.RERUN.value, "why": "rerun_in_doubt"})
+        journal.note(RecordKind.SETTLED, life.call, life.attempts, body)
+    run = Run(backing, journal, opened=found.opened, lives=lives, recovering=True)
+    try:
+        await _land(run, found, decisions)
+    except BaseException:
+        run.let_go()
+        raise
+    return run
+
+
+async def _land(run: Run, found: Found, decisions: Decisions) -> None:
+    """Write the claim. A run with an undecided doubt is blocked and given back in the same write."""
+    if decisions.undecided:
+        await run.give_back(RunStatus.BLOCKED, "in doubt")
+    else:
+        await run.barrier()
+    _announce(run, found, decisions)
+    if decisions.undecided:
+        raise RecoveryNeedsDecision(run.run_id, decisions.undecided)
+
+
+def _announce(run: Run, found: Found, decisions: Decisions) -> None:
+    journal = run.journal
+    where: dict[str, object] = {"kind": journal.kind, "step": journal.step}
+    run.announce("run.claimed", {**where, "epoch": journal.epoch, "why": "recovery"})
+    for life in decisions.permitted:
+        run.announce("call.settled", {**where, "call": life.call, "key": run.key(life.call), "attempt": life.attempts})
+    for doubt in decisions.undecided:
+        named = {"call": doubt.call, "tool": doubt.tool, "key": doubt.key, "attempt": doubt.attempt, "why": doubt.why}
+        run.announce("call.in_doubt", {"step": journal.step, **named})
+    if decisions.undecided:
+        run.announce("run.blocked", where)
+    else:
+        replayed = sum(life.state is CallState.DONE for life in found.history.lives.values())
+        run.announce("run.recovered", {**where, "replayed": replayed, "rerun": decisions.rerun})
+
+
+async def _require_free(backing: Backing, found: Found, *, take_over: bool) -> None:
+    """Refuse a run whose owner may be alive, unless it is to be taken over; fencing makes either safe."""
+    row = found.stored.row
+    if found.status is RunStatus.QUARANTINED:
+        raise CheckpointConflict(f"run {row.run_id!r} is quarantined; look at why, then release it")
+    held = None if take_over else seconds_held(row, found.mark)
+    if held is None:
+        return
+    until = await backing.store.now() + timedelta(seconds=held)
+    raise CheckpointConflict(
+        f"run {row.run_id!r} is held by process {found.mark.pid} on {found.mark.host.split('/')[0]} until "
+        f"{until.isoformat(timespec='seconds')}, and longer if it is heard again; wait, or recover it with take_over=True"
+    )
+
+
+def _read_own(run_id: str, history: History) -> tuple[Mapping[str, Any], ProcessMark]:
+    """The bodies that say what the run was opened with and who holds it."""
+    assert history.opened is not None and history.claimed is not None
+    try:
+        opened = codec.decode(history.opened.body)
+        return opened, ProcessMark.from_plain(codec.decode(history.claimed.body))
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointStoreCorrupt(
+            f"run {run_id!r} was opened or claimed with what cannot be read: {error!r}"
+        ) from error
+
+
+def _settlement(body: bytes) -> Settlement:
+    try:
+        return Settlement(codec.decode(body)["how"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointStoreCorrupt(f"a settlement cannot be read: {error!r}") from error

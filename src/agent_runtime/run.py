@@ -1,0 +1,321 @@
+"""One open run: what it is worked on, who it belongs to, its journal, and how it is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from agent_runtime import codec, events
+from agent_runtime.clock import SYSTEM_CLOCK, Clock, milliseconds
+from agent_runtime.crash import UNARMED, CrashPlan, CrashPoint
+from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
+from agent_runtime.errors import (
+    AgentRuntimeError,
+    CheckpointConflict,
+    Fenced,
+    IdentityMismatch,
+    InvalidSetting,
+    StoreUnavailable,
+)
+from agent_runtime.ids import RunId, build_key, key_prefix
+from agent_runtime.journal.commits import group_commit
+from agent_runtime.journal.journal import Commits, Journal, new_row
+from agent_runtime.journal.records import OWNER_SIZE, RecordKind, RunStatus
+from agent_runtime.journal.replay import CallLife
+from agent_runtime.journal.seal import KeyRing, sealer_for
+from agent_runtime.journal.store import AnswerKind, CheckpointStore
+from agent_runtime.lease import LIVE_OWNERS, Heartbeat, claimed_body, heartbeat, own_mark
+from agent_runtime.offload import SYSTEM_OFFLOAD, Job, Offload
+
+_log = logging.getLogger("agent_runtime")
+T = TypeVar("T")
+
+LEASE_SECONDS = 12.0
+HEARTBEAT_SECONDS = 3.0
+FIRST_WAKE_SECONDS = 1.0
+LONGEST_WAKE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """Who a run is for. `principal` is who it acts as: a run that had one needs it back to go on."""
+
+    user: str | None = None
+    thread: str | None = None
+    principal: str | None = None
+
+    def to_plain(self) -> dict[str, str]:
+        named = {"user": self.user, "thread": self.thread, "principal": self.principal}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """What runs are worked on: the store, the keys, the terms of a lease, and where time and chance come from."""
+
+    store: CheckpointStore
+    ring: KeyRing = field(repr=False)
+    tenant: str = ""
+    namespace: str = ""
+    commits: Commits = Commits.GROUPED
+    lease_seconds: float = LEASE_SECONDS
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
+    sinks: Sequence[events.Sink] = ()
+    plan: CrashPlan = UNARMED
+    clock: Clock = SYSTEM_CLOCK
+    entropy: Entropy = SYSTEM_ENTROPY
+    offload: Offload = SYSTEM_OFFLOAD
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_seconds <= self.lease_seconds / 2:
+            raise InvalidSetting(
+                f"a heartbeat comes at least twice a lease, found heartbeat {self.heartbeat_seconds} s and lease "
+                f"{self.lease_seconds} s; lower the one or raise the other"
+            )
+
+    @property
+    def lease_ms(self) -> int:
+        return int(self.lease_seconds * 1000)
+
+    @property
+    def mode(self) -> Commits:
+        """How records are committed: one by one where a crash point is armed, so that each point is a state of its own."""
+        return Commits.EACH if self.plan.is_armed else self.commits
+
+    def draw_owner(self) -> bytes:
+        """A fresh owner for a claim."""
+        return self.entropy.draw(OWNER_SIZE)
+
+
+class Run:
+    """An open run that this worker owns. Made by `start` or by `recovery.reopen`."""
+
+    __slots__ = (
+        "_jobs",
+        "_key_prefix",
+        "_pending_events",
+        "backing",
+        "context",
+        "input",
+        "is_recovering",
+        "journal",
+        "lives",
+        "model_requests",
+    )
+
+    def __init__(
+        self,
+        backing: Backing,
+        journal: Journal,
+        *,
+        opened: Mapping[str, Any],
+        lives: dict[str, CallLife],
+        recovering: bool,
+    ) -> None:
+        self.backing = backing
+        self.journal = journal
+        self.context = RunContext(**opened["context"])
+        self.input = opened["input"]
+        self.lives = lives
+        self.is_recovering = recovering
+        self.model_requests = 0
+        self._key_prefix = key_prefix(journal.run_id, opened["namespace"])
+        self._pending_events: list[tuple[int, str, Mapping[str, object]]] = []
+        self._jobs: list[Job[Any]] = []
+        LIVE_OWNERS.add(journal.owner)
+        self._heartbeat.watch(journal, backing.heartbeat_seconds)
+
+    @property
+    def run_id(self) -> RunId:
+        return self.journal.run_id
+
+    def key(self, call: str) -> str:
+        """The idempotency key of a call."""
+        return build_key(self._key_prefix, call)
+
+    def life(self, call: str) -> CallLife | None:
+        """What the journal held of a call when the run was opened. Asked once: it is forgotten then."""
+        return self.lives.pop(call, None)
+
+    def note(self, kind: RecordKind, call: str = "", attempt: int = 0, body: bytes = b"") -> None:
+        """Add a record to what the next barrier commits."""
+        self.journal.note(kind, call, attempt, body)
+
+    async def barrier(self) -> None:
+        """Everything noted so far is committed when this returns."""
+        await self.journal.barrier()
+        if self._pending_events:
+            self._announce_pending()
+
+    async def barrier_if_each(self) -> None:
+        """A barrier where every record is committed by itself, else nothing."""
+        if self.journal.mode is Commits.EACH:
+            await self.barrier()
+
+    async def ready_to_act(self) -> None:
+        """Everything noted is committed, and this worker may still believe that the run is its own: the door to every act."""
+        await self.barrier()
+        if self.backing.clock.monotonic() >= self.journal.trusted_until:
+            await self._ask_whether_still_owner()
+
+    async def reach(self, point: CrashPoint, seq: int) -> None:
+        """A crash point: dies or stalls here if it is armed."""
+        if self.backing.plan is not UNARMED:
+            await self.backing.plan.reach(point, seq, recovering=self.is_recovering, clock=self.backing.clock)
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether anybody hears events: where not, none need be made."""
+        return bool(self.backing.sinks)
+
+    def announce(self, name: str, data: Mapping[str, object]) -> None:
+        """Tell the sinks now."""
+        events.emit(self.backing.sinks, name, self.run_id, data)
+
+    def announce_when_committed(self, name: str, data: Mapping[str, object]) -> None:
+        """Tell the sinks once everything noted so far is committed."""
+        self._pending_events.append((self.journal.number, name, data))
+
+    def keep_alive_for(self, job: Job[Any]) -> None:
+        """A call of this run is on a thread: until it leaves, this process counts as the run's living owner."""
+        self._jobs = [each for each in self._jobs if each.running]
+        self._jobs.append(job)
+
+    @property
+    def has_running_thread(self) -> bool:
+        """Whether a call of this run is still on a thread."""
+        return any(job.running for job in self._jobs)
+
+    async def end(self, status: RunStatus, body: Mapping[str, object]) -> None:
+        """The run's last record. It is final when this returns."""
+        self.note(RecordKind.ENDED, body=codec.encode(dict(body)))
+        self.journal.move_to_next_step()
+        self.journal.set_status(status)
+        self.journal.give_back()
+        await self.barrier()
+
+    async def give_back(self, status: RunStatus, why: str, *, wake_at: int | None = None) -> None:
+        """Let the run go as it stands; a thread that still works for it keeps it this process's own."""
+        self.note(RecordKind.RELEASED, body=codec.encode({"why": why}))
+        self.journal.set_status(status, wake_at=wake_at)
+        if not self.has_running_thread:
+            self.journal.give_back()
+        await self.barrier()
+
+    def let_go(self) -> None:
+        """Nothing more is written: stop the heartbeat, and be no living owner once no thread works for the run."""
+        running = [job for job in self._jobs if job.running]
+        if not running:
+            self._forget_owner()
+        for job in running:
+            job.when_ended(self._forget_if_last)
+
+    def _forget_if_last(self) -> None:
+        if not self.has_running_thread:
+            self._forget_owner()
+
+    def _forget_owner(self) -> None:
+        self._heartbeat.unwatch(self.journal)
+        LIVE_OWNERS.discard(self.journal.owner)
+
+    @property
+    def _heartbeat(self) -> Heartbeat:
+        return heartbeat(self.backing.store, self.backing.clock, self.backing.offload)
+
+    async def _ask_whether_still_owner(self) -> None:
+        """The lease may be over, by a slow commit or a blocked loop: act only if the store still says that the run is mine."""
+        guard = self.journal.guard
+        assert guard is not None, "something is committed before anything acts"
+        sent_at = self.backing.clock.monotonic()
+        answer = await self.backing.store.renew(self.run_id, guard=guard)
+        match answer.kind:
+            case AnswerKind.OK:
+                self.journal.heard(sent_at, answer.posted)
+            case AnswerKind.FENCED | AnswerKind.MOVED:
+                self.journal.fail(Fenced(f"run {self.run_id!r} is held by another owner, or has ended"))
+                await self.journal.barrier()
+            case AnswerKind.UNKNOWN:
+                raise StoreUnavailable(
+                    f"run {self.run_id!r}: the store did not say who holds the run; nothing was started"
+                )
+
+    def _announce_pending(self) -> None:
+        guard = self.journal.guard
+        committed = 0 if guard is None else guard.number
+        ready = [event for event in self._pending_events if event[0] <= committed]
+        self._pending_events = [event for event in self._pending_events if event[0] > committed]
+        for _, name, data in ready:
+            self.announce(name, data)
+
+
+def start(
+    backing: Backing, run_id: RunId, *, kind: str, name: str, context: RunContext | None, given: Mapping[str, object]
+) -> Run:
+    """A new run, opened and claimed with its first barrier; `Fenced` there says that the id is or was in use."""
+    sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=run_id)
+    row = new_row(sealer, run_id=run_id, kind=kind, name=name, owner=backing.draw_owner(), lease_ms=backing.lease_ms)
+    commits = group_commit(backing.store, backing.clock)
+    journal = Journal(commits, sealer, clock=backing.clock, row=row, guard=None, mode=backing.mode)
+    opened = {
+        "context": (context or RunContext()).to_plain(),
+        "namespace": backing.namespace,
+        "input": given,
+    }
+    journal.note(RecordKind.OPENED, body=codec.encode(opened))
+    journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, "start"))
+    run = Run(backing, journal, opened=opened, lives={}, recovering=False)
+    if run.has_sinks:
+        run.announce_when_committed("run.started", {"kind": kind, "step": 0})
+    return run
+
+
+async def work(run: Run, program: Awaitable[T]) -> T:
+    """What the program gives. Whatever it raises, the run is left so that another worker can pick it up."""
+    try:
+        return await program
+    except Fenced as fenced:
+        if run.has_sinks:
+            run.announce("run.fenced", {"kind": run.journal.kind, "step": run.journal.step})
+        raise CheckpointConflict(f"{fenced}; this worker has stopped and will start nothing more of it") from fenced
+    except asyncio.CancelledError:
+        await _leave(run, "cancelled", counts=False)
+        raise
+    except Exception as error:
+        await _leave(run, type(error).__name__, counts=True)
+        raise
+    finally:
+        run.let_go()
+
+
+async def _leave(run: Run, why: str, *, counts: bool) -> None:
+    """Give back a run whose program stopped; where the store cannot take that now, the lease tells it later."""
+    journal = run.journal
+    if journal.failure is not None or journal.is_released or journal.status is not RunStatus.RUNNING:
+        return
+    if not counts and journal.attempts > 0:
+        journal.attempts -= 1
+    wake_at = _wake_at(run) if counts else None
+    giving_back = asyncio.ensure_future(run.give_back(RunStatus.RUNNING, why, wake_at=wake_at))
+    with suppress(AgentRuntimeError, Fenced):
+        await asyncio.shield(giving_back)
+
+
+def _wake_at(run: Run) -> int:
+    """When a run whose program raised is worth another try: later each time it makes no progress."""
+    seconds = min(FIRST_WAKE_SECONDS * 2.0 ** min(run.journal.attempts, 20), LONGEST_WAKE_SECONDS)
+    return milliseconds(run.backing.clock.now()) + int(seconds * 1000)
+
+
+def check_identity(stored: RunContext, given: RunContext | None, run_id: str) -> RunContext:
+    """The run's own context, if whoever asks may have it; what it is, is never told."""
+    if given is None:
+        if stored.principal is not None:
+            raise IdentityMismatch(f"run {run_id!r} acts for a principal; pass ctx= with that principal to go on")
+        return stored
+    if given != stored:
+        raise IdentityMismatch(f"run {run_id!r} belongs to another user, thread or principal; pass its own ctx=")
+    return stored

@@ -1,0 +1,541 @@
+"""Runs in one SQLite file: durable, for every process of one host.
+
+Rules of this file:
+
+* One writer: a thread, or inline on the event loop for a lone commit while that thread is idle (`inline=False` turns
+  this off, for slow disks). Every write is one transaction, begun with BEGIN IMMEDIATE.
+* WAL, and `synchronous=FULL` read back: with less, acknowledged commits are lost in a power cut.
+* An error before COMMIT wrote nothing. An error at COMMIT is unknown: the connection is closed, and what follows reads
+  through a fresh one.
+* The lease clock is the host's uptime, so that a change of the wall clock takes no run from its owner.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TypeVar
+
+from agent_runtime.clock import SYSTEM_CLOCK, Clock, milliseconds
+from agent_runtime.errors import (
+    AgentRuntimeError,
+    CheckpointStoreCorrupt,
+    ForeignStore,
+    NewerFormat,
+    ReadOnlyStore,
+    StoreRefused,
+    StoreUnavailable,
+)
+from agent_runtime.ids import RunId
+from agent_runtime.journal.records import (
+    RecordKind,
+    RunStatus,
+    StoredCheckpoint,
+    StoredMessage,
+    StoredRecord,
+    StoredRow,
+    StoredRun,
+)
+from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
+from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
+from agent_runtime.stores.statements import read_statements
+
+T = TypeVar("T")
+
+APPLICATION_ID = 0x41675274
+SCHEMA = 1
+BUSY_MS = 30_000
+SETUP_TRIES = 600
+SETUP_PAUSE_SECONDS = 0.05
+MOST_KEYS = 50_000
+
+_SQL = read_statements("sqlite.sql")
+_TABLES = ("create_runs", "create_unfinished", "create_journal", "create_numbers", "create_checkpoints", "create_inbox")
+_OK, _FENCED, _MOVED = Answer(AnswerKind.OK), Answer(AnswerKind.FENCED), Answer(AnswerKind.MOVED)
+
+
+class SQLiteCheckpointStore(BatchStore):
+    """Runs in the SQLite file at `path`, which is made, mode 0600, where there is none."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        offload: Offload = SYSTEM_OFFLOAD,
+        inline: bool = True,
+    ) -> None:
+        self.path = os.fspath(path)
+        self._clock = clock
+        self._offload = offload
+        self._inline = inline
+        self._serial = offload.serial("agent-runtime-sqlite")
+        self._in_thread = 0
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._keys: dict[RunId, int] = {}
+        self._reader_is_stale = False
+        self._checkpoints_wal = True
+
+    def __repr__(self) -> str:
+        return f"SQLiteCheckpointStore({self.path!r})"
+
+    # Writing.
+
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
+        for append in appends:
+            check_append(append)
+        if not appends:
+            return []
+        answers = await self._write(lambda db: self._append_all(db, appends))
+        return [Answer(AnswerKind.UNKNOWN)] * len(appends) if answers is None else answers
+
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None) -> Answer:
+        return await self._answer(lambda db: self._renew(db, run_id, guard, seen))
+
+    async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
+        if not guards:
+            return []
+        answers = await self._write(lambda db: [self._renew(db, run_id, guard, None) for run_id, guard in guards])
+        return [Answer(AnswerKind.UNKNOWN)] * len(guards) if answers is None else answers
+
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        return await self._answer(lambda db: self._post(db, run_id, message))
+
+    async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
+        return await self._answer(lambda db: self._bury(db, run_id, guard))
+
+    # Reading.
+
+    async def latest(self, run_id: RunId) -> StoredRun | None:
+        return await self._read(lambda db: self._read_run(db, run_id, with_records=False))
+
+    async def calls(self, run_id: RunId, *, since: int = 0) -> list[StoredRecord]:
+        return await self._read(lambda db: self._read_records(db, self._key(db, run_id), since))
+
+    async def load_many(self, run_ids: Sequence[RunId]) -> list[StoredRun | None]:
+        return await self._read(lambda db: [self._read_run(db, run_id, with_records=True) for run_id in run_ids])
+
+    async def list_unfinished(
+        self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        values = (self._uptime(), after or "", name, name, limit)
+        return await self._read(
+            lambda db: [StoredRow._make(row) for row in db.execute(_SQL["list_unfinished"], values)]
+        )
+
+    async def list_runs(
+        self, *, status: int | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        wanted = None if status is None else int(status)
+        values = (self._uptime(), after or "", wanted, wanted, limit)
+        return await self._read(lambda db: [StoredRow._make(row) for row in db.execute(_SQL["list_runs"], values)])
+
+    async def inbox(self, run_id: RunId) -> list[StoredMessage]:
+        return await self._read(lambda db: self._read_messages(db, run_id))
+
+    async def now(self) -> datetime:
+        return self._clock.now()
+
+    def reopen(self) -> SQLiteCheckpointStore:
+        again = SQLiteCheckpointStore(self.path, clock=self._clock, offload=self._offload, inline=self._inline)
+        again._checkpoints_wal = False  # fewer connections that checkpoint the log, fewer that can meet while they do
+        return again
+
+    async def close(self) -> None:
+        self._serial.close()
+        self._drop_writer()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    # How a write is carried.
+
+    async def _answer(self, work: Callable[[sqlite3.Connection], Answer]) -> Answer:
+        answer = await self._write(work)
+        return Answer(AnswerKind.UNKNOWN) if answer is None else answer
+
+    async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        """What the work gave once it is durable; None where nobody knows. Raises where nothing was written."""
+        if self._writer is None:
+            await self._open()
+        if self._inline and not self._in_thread:
+            try:
+                return self._transact(work)
+            except _Busy:
+                pass
+        self._in_thread += 1
+        try:
+            return await self._serial.run(lambda: self._transact_patiently(work))
+        finally:
+            self._in_thread -= 1
+
+    def _transact_patiently(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        try:
+            return self._transact(work)
+        except _Busy:
+            pass
+        db = self._connected()
+        db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        try:
+            return self._transact(work)
+        except _Busy as error:
+            raise StoreUnavailable(
+                f"SQLite file {self.path!r} was locked by another process for {BUSY_MS / 1000:.0f} s; nothing was "
+                "written. Find the process that holds a write transaction open."
+            ) from error
+        finally:
+            if self._writer is db:
+                db.execute("PRAGMA busy_timeout = 0")
+
+    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        db = self._connected()
+        with _translated(self.path):
+            db.execute("BEGIN IMMEDIATE")
+        try:
+            with _translated(self.path):
+                result = work(db)
+        except BaseException:
+            self._roll_back(db)
+            raise
+        try:
+            db.execute("COMMIT")
+        except sqlite3.Error:
+            self._drop_writer()  # whether it landed, the next read tells
+            return None
+        return result
+
+    def _roll_back(self, db: sqlite3.Connection) -> None:
+        try:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._drop_writer()
+
+    # What a write does, inside its transaction.
+
+    def _append_all(self, db: sqlite3.Connection, appends: Sequence[Append]) -> list[Answer]:
+        uptime, now = self._uptime(), milliseconds(self._clock.now())
+        if len(appends) > 1:
+            answers = self._append_together(db, appends, uptime, now)
+            if answers is not None:
+                return answers
+        return [self._append_one(db, append, uptime, now) for append in appends]
+
+    def _append_together(
+        self, db: sqlite3.Connection, appends: Sequence[Append], uptime: int, now: int
+    ) -> list[Answer] | None:
+        """All appends in a few statements, for the batch of runs that just run on; None where one needs a closer look."""
+        keys, updates, records = [], [], []
+        for append in appends:
+            row, guard = append.row, append.guard
+            key = self._keys.get(row.run_id)
+            if key is None or guard is None or not _runs_on(append):
+                return None
+            keys.append(key)
+            updates.append(_append_values(key, row, guard, append.seen, uptime, now))
+            records.extend([(key, *record) for record in append.records])
+        db.execute("SAVEPOINT together")
+        if db.executemany(_SQL["append"], updates).rowcount != len(updates):
+            db.execute("ROLLBACK TO together")
+            return None
+        db.executemany(_SQL["insert_record"], records)
+        return self._posted_answers(db, keys)
+
+    def _posted_answers(self, db: sqlite3.Connection, keys: Sequence[int]) -> list[Answer]:
+        if db.execute(_SQL["newest_message"]).fetchone()[0] is None:
+            return [_OK] * len(keys)
+        return [self._ok(db, key) for key in keys]
+
+    def _append_one(self, db: sqlite3.Connection, append: Append, uptime: int, now: int) -> Answer:
+        row, guard = append.row, append.guard
+        key = self._key(db, row.run_id)
+        if guard is None:
+            written = None if key is not None else self._open_run(db, row, uptime, now)
+            if written is None:
+                return self._why_refused(db, append, key)
+            key = written
+        elif key is None or not self._update_row(db, key, append, guard, uptime, now):
+            return self._why_refused(db, append, key)
+        db.executemany(_SQL["insert_record"], [(key, *record) for record in append.records])
+        if append.checkpoint is not None:
+            db.execute(_SQL["keep_checkpoint"], (key, *append.checkpoint))
+        return self._ok(db, key)
+
+    def _open_run(self, db: sqlite3.Connection, row: StoredRow, uptime: int, now: int) -> int | None:
+        sealed = [int(value) if isinstance(value, int) else value for value in row[:16]]
+        found = db.execute(_SQL["open_run"], (*sealed, uptime, now, now)).fetchone()
+        return None if found is None else self._remember(row.run_id, found[0])
+
+    def _update_row(
+        self, db: sqlite3.Connection, key: int, append: Append, guard: Guard, uptime: int, now: int
+    ) -> bool:
+        row = append.row
+        if all(record.kind == RecordKind.SETTLED for record in append.records):
+            same = (row.epoch, row.owner) == (guard.epoch, guard.owner)
+            settled = (row.number, row.head, row.seal, now, key, *guard[:4], row.step, int(row.status))
+            if same and db.execute(_SQL["append_settled"], settled).rowcount == 1:
+                return True
+        turn = (row.format, row.key_id, int(row.status), row.epoch, row.lease_ms)
+        changes = _append_values(key, row, guard, append.seen, uptime, now)
+        return db.execute(_SQL["append_any"], (*turn, *changes, guard.heartbeat_at)).rowcount == 1
+
+    def _why_refused(self, db: sqlite3.Connection, append: Append, key: int | None) -> Answer:
+        """OK where the row already is what the append writes, else whether the run is another's or has moved."""
+        found = None if key is None else self._read_row(db, append.row.run_id)
+        if found is None:
+            return _FENCED
+        (_, row), guard, wished = found, append.guard, append.row
+        written = (row.epoch, row.owner, row.number, row.head, row.status)
+        if written == (wished.epoch, wished.owner, wished.number, wished.head, wished.status):
+            return Answer(AnswerKind.OK, row.posted)
+        if guard is None or row.status >= RunStatus.DONE or (row.epoch, row.owner) != (guard.epoch, guard.owner):
+            return Answer(AnswerKind.FENCED, row.posted)
+        return Answer(AnswerKind.MOVED, row.posted)
+
+    def _renew(self, db: sqlite3.Connection, run_id: RunId, guard: Guard, seen: int | None) -> Answer:
+        key = self._key(db, run_id)
+        if key is None:
+            return _FENCED
+        values = (self._uptime(), seen, key, guard.epoch, guard.owner)
+        found = db.execute(_SQL["renew"], values).fetchall()
+        return Answer(AnswerKind.OK, found[0][0]) if found else _FENCED
+
+    def _post(self, db: sqlite3.Connection, run_id: RunId, message: StoredMessage) -> Answer:
+        found = self._read_row(db, run_id)
+        if found is None or found[1].status == RunStatus.DELETED:
+            return _FENCED
+        key, row = found
+        if row.status >= RunStatus.DONE and message.kind != "settlement":
+            return Answer(AnswerKind.FENCED, row.posted)
+        if db.execute(_SQL["insert_message"], (key, *message)).rowcount == 0:
+            return Answer(AnswerKind.OK, row.posted)
+        raised = db.execute(_SQL["raise_posted"], (milliseconds(self._clock.now()), key)).fetchall()
+        return Answer(AnswerKind.OK, raised[0][0])
+
+    def _bury(self, db: sqlite3.Connection, run_id: RunId, guard: Guard) -> Answer:
+        found = self._read_row(db, run_id)
+        if found is None or found[1].status == RunStatus.DELETED:
+            return _FENCED
+        key, row = found
+        now = milliseconds(self._clock.now())
+        if db.execute(_SQL["bury_run"], (now, key, *guard[:4])).rowcount == 0:
+            mine = (row.epoch, row.owner) == (guard.epoch, guard.owner)
+            return Answer(AnswerKind.MOVED if mine else AnswerKind.FENCED, row.posted)
+        for name in ("delete_records", "delete_checkpoint", "delete_messages"):
+            db.execute(_SQL[name], (key,))
+        return _OK
+
+    def _ok(self, db: sqlite3.Connection, key: int) -> Answer:
+        return Answer(AnswerKind.OK, db.execute(_SQL["select_posted"], (key,)).fetchone()[0])
+
+    # What a read does.
+
+    def _read_row(self, db: sqlite3.Connection, run_id: RunId) -> tuple[int, StoredRow] | None:
+        found = db.execute(_SQL["select_run"], (self._uptime(), run_id)).fetchone()
+        return None if found is None else (self._remember(run_id, found[-1]), StoredRow._make(found[:-1]))
+
+    def _read_run(self, db: sqlite3.Connection, run_id: RunId, *, with_records: bool) -> StoredRun | None:
+        found = self._read_row(db, run_id)
+        if found is None:
+            return None
+        key, row = found
+        checkpoint = db.execute(_SQL["select_checkpoint"], (key,)).fetchone()
+        records = self._read_records(db, key, 0) if with_records else ()
+        return StoredRun(row, None if checkpoint is None else StoredCheckpoint._make(checkpoint), tuple(records))
+
+    def _read_messages(self, db: sqlite3.Connection, run_id: RunId) -> list[StoredMessage]:
+        return [StoredMessage._make(row) for row in db.execute(_SQL["select_messages"], (self._key(db, run_id),))]
+
+    def _read_records(self, db: sqlite3.Connection, key: int | None, since: int) -> list[StoredRecord]:
+        return [StoredRecord._make(row) for row in db.execute(_SQL["select_records"], (key, since))]
+
+    def _key(self, db: sqlite3.Connection, run_id: RunId) -> int | None:
+        key = self._keys.get(run_id)
+        if key is not None:
+            return key
+        found = db.execute(_SQL["find_key"], (run_id,)).fetchone()
+        return None if found is None else self._remember(run_id, found[0])
+
+    def _remember(self, run_id: RunId, key: int) -> int:
+        if len(self._keys) >= MOST_KEYS:
+            self._keys.clear()  # a key is found again by its run id
+        self._keys[run_id] = key
+        return key
+
+    def _uptime(self) -> int:
+        return int(self._clock.monotonic() * 1_000_000)
+
+    # Connections.
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._writer is None:
+            with _translated(self.path):
+                self._writer = self._connect()
+        return self._writer
+
+    async def _open(self) -> None:
+        """Connect, and set the file up where it is new; eight processes may do so at once."""
+        for _ in range(SETUP_TRIES):
+            try:
+                self._connected()
+            except _Busy:
+                await self._clock.sleep(SETUP_PAUSE_SECONDS)
+            else:
+                return
+        raise StoreUnavailable(f"SQLite file {self.path!r} stayed locked while it was to be set up; find out by whom")
+
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What the work finds, all of it as the store was at one moment."""
+        db = await self._connected_reader()
+        try:
+            with _translated(self.path):
+                db.execute("BEGIN")
+                return work(db)
+        except _Busy as error:
+            raise StoreUnavailable(f"SQLite file {self.path!r} cannot be read now: {error}") from error
+        finally:
+            if db.in_transaction:
+                db.execute("COMMIT")
+
+    async def _connected_reader(self) -> sqlite3.Connection:
+        if self._reader is not None and self._reader_is_stale:
+            self._reader.close()
+            self._reader = None
+        if self._reader is None:
+            await self._open()
+            with _translated(self.path):
+                self._reader = self._connect()
+            self._reader_is_stale = False
+            self._reader.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+            self._reader.execute("PRAGMA query_only = ON")
+        return self._reader
+
+    def _connect(self) -> sqlite3.Connection:
+        _make_private(self.path)
+        db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64)
+        try:
+            _set_up(db, self.path)
+            if not self._checkpoints_wal:
+                db.execute("PRAGMA wal_autocheckpoint = 0")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _drop_writer(self) -> None:
+        """Nothing is known of the connection any more. The reader may be in use on another thread: it goes later."""
+        db, self._writer = self._writer, None
+        self._reader_is_stale = True
+        if db is not None:
+            db.close()
+
+
+class _Busy(Exception):
+    """Another connection is writing."""
+
+
+def _runs_on(append: Append) -> bool:
+    """Whether the append leaves status, epoch and state as they are: the common one."""
+    row, guard = append.row, append.guard
+    return (
+        row.status == RunStatus.RUNNING and guard is not None and row.epoch == guard.epoch and append.checkpoint is None
+    )
+
+
+def _append_values(key: int, row: StoredRow, guard: Guard, seen: int, uptime: int, now: int) -> tuple[object, ...]:
+    """The parameters that `append` and `append_any` share, in their order."""
+    return (
+        row.step, row.owner, row.number, row.head, row.attempts, row.seal, seen, now, row.wake_at, uptime, now,
+        key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.step,
+    )  # fmt: skip
+
+
+def _make_private(path: str) -> None:
+    """The file, made with mode 0600 where there is none; SQLite gives its side files the same mode."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise StoreRefused(
+            f"no SQLite file can be made at {path!r}: {error.strerror}; name a path in a folder that exists and can be "
+            "written"
+        ) from error
+
+
+def _set_up(db: sqlite3.Connection, path: str) -> None:
+    """Make the tables in an empty file; refuse a file that is not ours; set and read back what durability needs."""
+    db.execute("PRAGMA foreign_keys = OFF")
+    if not _is_set_up(db, path):
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("BEGIN IMMEDIATE")
+        if not _is_set_up(db, path):
+            for name in _TABLES:
+                db.execute(_SQL[name])
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {SCHEMA}")
+        db.execute("COMMIT")
+    db.execute("PRAGMA synchronous = FULL")
+    mode, level = _pragma(db, "journal_mode"), _pragma(db, "synchronous")
+    if (mode, level) != ("wal", 2):
+        raise StoreRefused(
+            f"SQLite file {path!r} is in journal mode {mode!r} at synchronous level {level}, expected 'wal' and 2 (FULL): "
+            "with less, acknowledged writes are lost in a power cut. Put it on a local disk."
+        )
+
+
+def _is_set_up(db: sqlite3.Connection, path: str) -> bool:
+    application, schema = _pragma(db, "application_id"), _pragma(db, "user_version")
+    if application == APPLICATION_ID:
+        assert isinstance(schema, int)
+        if schema > SCHEMA:
+            raise NewerFormat(
+                f"SQLite file {path!r} has schema {schema}, and this version knows {SCHEMA}; use the newer version"
+            )
+        return True
+    [tables] = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables or application:
+        raise ForeignStore(
+            f"SQLite file {path!r} belongs to another program ({tables} objects, application id {application}); name "
+            "another file"
+        )
+    return False
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> object:
+    found: object = db.execute(f"PRAGMA {name}").fetchone()[0]
+    return found
+
+
+@contextmanager
+def _translated(path: str) -> Iterator[None]:
+    """SQLite's errors as ours. Inside, nothing has been committed."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translate(error, path) from error
+
+
+def _translate(error: sqlite3.Error, path: str) -> AgentRuntimeError | _Busy:
+    code = getattr(error, "sqlite_errorcode", None)
+    match None if code is None else code & 0xFF:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return _Busy(str(error))
+        case sqlite3.SQLITE_READONLY:
+            return ReadOnlyStore(f"SQLite file {path!r} cannot be written ({error}); allow it, or name another file")
+        case sqlite3.SQLITE_NOTADB:
+            return ForeignStore(f"{path!r} is no SQLite file ({error}); name another file")
+        case sqlite3.SQLITE_CORRUPT:
+            return CheckpointStoreCorrupt(f"SQLite file {path!r} is damaged ({error}); restore it from a copy")
+        case sqlite3.SQLITE_FULL:
+            return StoreUnavailable(f"no room to write SQLite file {path!r} ({error}); free some, then recover the run")
+        case sqlite3.SQLITE_CANTOPEN:
+            return StoreRefused(
+                f"SQLite file {path!r} cannot be opened ({error}); name a file in a folder that can be written"
+            )
+        case _:
+            return StoreUnavailable(f"SQLite file {path!r}: {error}; nothing was written")

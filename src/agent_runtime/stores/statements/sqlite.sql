@@ -1,0 +1,149 @@
+-- The statements of the SQLite store. Times ending in _at are milliseconds UTC, but for heartbeat_at: microseconds of
+-- the host's uptime. Status numbers are those of RunStatus: 1 runs, from 8 on final, 11 deleted.
+
+-- create_runs: one row a run, the only contended row; the dense key is what the journal refers to
+CREATE TABLE runs (
+    key INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL UNIQUE,
+    format INTEGER NOT NULL,
+    key_id TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    status INTEGER NOT NULL CHECK (status IN (1, 2, 3, 4, 8, 9, 10, 11)),
+    step INTEGER NOT NULL CHECK (step >= 0),
+    epoch INTEGER NOT NULL CHECK (epoch >= 1),
+    owner BLOB NOT NULL CHECK (length(owner) = 16),
+    number INTEGER NOT NULL CHECK (number >= 0),
+    head BLOB NOT NULL CHECK (length(head) = 32),
+    attempts INTEGER NOT NULL CHECK (attempts >= 0),
+    seal BLOB NOT NULL,
+    lease_ms INTEGER NOT NULL,
+    wake_at INTEGER,
+    heartbeat_at INTEGER NOT NULL,
+    posted INTEGER NOT NULL DEFAULT 0,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL
+) STRICT;
+
+-- create_unfinished: the runs that are not final, without an index that every append would have to change
+CREATE INDEX unfinished ON runs (run_id) WHERE status < 8;
+
+-- create_journal: insert-only
+CREATE TABLE journal (
+    key INTEGER NOT NULL,
+    number INTEGER NOT NULL CHECK (number >= 1),
+    epoch INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
+    call TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    seal BLOB NOT NULL
+) STRICT;
+
+-- create_numbers: each number once a run
+CREATE UNIQUE INDEX numbers ON journal (key, number);
+
+-- create_checkpoints: the latest state of each run that keeps one
+CREATE TABLE checkpoints (
+    key INTEGER PRIMARY KEY,
+    step INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    seal BLOB NOT NULL
+) STRICT;
+
+-- create_inbox: messages to whoever owns the run, once by digest
+CREATE TABLE inbox (
+    id INTEGER PRIMARY KEY,
+    key INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    kind TEXT NOT NULL,
+    body BLOB NOT NULL,
+    seal BLOB NOT NULL,
+    UNIQUE (key, digest)
+) STRICT;
+
+-- find_key: the dense key of a run
+SELECT key FROM runs WHERE run_id = ?;
+
+-- open_run: the row of a new run; no row comes back where the id is, or was, in use
+INSERT INTO runs (run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+                  lease_ms, wake_at, heartbeat_at, created_at, updated_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (run_id) DO NOTHING RETURNING key;
+
+-- append: the guarded update of a run that runs on under its owner
+UPDATE runs SET step = ?, owner = ?, number = ?, head = ?, attempts = ?, seal = ?, wake_at = CASE WHEN posted > ? THEN ? ELSE ? END,
+                heartbeat_at = ?, updated_at = ?
+WHERE key = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND status = 1 AND step BETWEEN ? - 1 AND ?;
+
+-- append_any: the guarded update that may change status, epoch and key as well
+UPDATE runs SET format = ?, key_id = ?, status = ?, epoch = ?, lease_ms = ?,
+                step = ?, owner = ?, number = ?, head = ?, attempts = ?, seal = ?, wake_at = CASE WHEN posted > ? THEN ? ELSE ? END,
+                heartbeat_at = ?, updated_at = ?
+WHERE key = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND status < 8 AND step BETWEEN ? - 1 AND ?
+  AND heartbeat_at = coalesce(?, heartbeat_at);
+
+-- append_settled: the guarded update of a final run, which keeps its status, step, epoch and owner
+UPDATE runs SET number = ?, head = ?, seal = ?, updated_at = ?
+WHERE key = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND step = ? AND status = ? AND status BETWEEN 8 AND 10;
+
+-- insert_record: one record of the journal
+INSERT INTO journal (key, number, epoch, kind, call, attempt, body, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- keep_checkpoint: the latest state of a run
+INSERT INTO checkpoints (key, step, body, seal) VALUES (?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET step = excluded.step, body = excluded.body, seal = excluded.seal;
+
+-- select_run: one run's row, with how long its owner has been silent
+SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+       lease_ms, wake_at, heartbeat_at, (? - heartbeat_at) / 1000, posted, created_at, updated_at, key
+FROM runs WHERE run_id = ?;
+
+-- select_checkpoint: the latest state of a run
+SELECT step, body, seal FROM checkpoints WHERE key = ?;
+
+-- select_records: the records past a number
+SELECT number, epoch, kind, call, attempt, body, seal FROM journal WHERE key = ? AND number > ? ORDER BY number;
+
+-- list_unfinished: rows that are not final, by id
+SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+       lease_ms, wake_at, heartbeat_at, (? - heartbeat_at) / 1000, posted, created_at, updated_at
+FROM runs WHERE status < 8 AND run_id > ? AND (? IS NULL OR name = ?) ORDER BY run_id LIMIT ?;
+
+-- list_runs: rows of all runs, by id; deleted ones only where asked for
+SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+       lease_ms, wake_at, heartbeat_at, (? - heartbeat_at) / 1000, posted, created_at, updated_at
+FROM runs WHERE run_id > ? AND status = coalesce(?, status) AND (status < 11 OR ? = 11) ORDER BY run_id LIMIT ?;
+
+-- renew: the owner lives; guarded by epoch and owner alone
+UPDATE runs SET heartbeat_at = ?, wake_at = CASE WHEN posted = ? THEN NULL ELSE wake_at END
+WHERE key = ? AND epoch = ? AND owner = ? AND status < 8 RETURNING posted;
+
+-- select_posted: how many messages a run has had
+SELECT posted FROM runs WHERE key = ?;
+
+-- newest_message: whether any run has messages at all
+SELECT max(id) FROM inbox;
+
+-- insert_message: a message, once by its digest
+INSERT INTO inbox (key, digest, kind, body, seal) VALUES (?, ?, ?, ?, ?) ON CONFLICT (key, digest) DO NOTHING;
+
+-- raise_posted: one more message, and reason to look at the run
+UPDATE runs SET posted = posted + 1, wake_at = ? WHERE key = ? RETURNING posted;
+
+-- select_messages: the messages of a run in the order they came
+SELECT digest, kind, body, seal FROM inbox WHERE key = ? ORDER BY id;
+
+-- bury_run: what is left of a deleted run, so that its id is not used again
+UPDATE runs SET status = 11, number = 0, owner = zeroblob(16), head = zeroblob(32), seal = x'', wake_at = NULL, updated_at = ?
+WHERE key = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND status < 11;
+
+-- delete_records: the journal of a deleted run
+DELETE FROM journal WHERE key = ?;
+
+-- delete_checkpoint: the state of a deleted run
+DELETE FROM checkpoints WHERE key = ?;
+
+-- delete_messages: the messages of a deleted run
+DELETE FROM inbox WHERE key = ?;

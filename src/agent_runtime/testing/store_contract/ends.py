@@ -1,0 +1,209 @@
+"""The end of a run: what a final run still takes, and what a deleted one leaves behind."""
+
+from __future__ import annotations
+
+from agent_runtime.ids import RunId
+from agent_runtime.journal.records import RecordKind, RunStatus
+from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.testing.store_contract.draft import ALICE, BOB, Draft, Entry
+from agent_runtime.testing.store_contract.witness import (
+    FENCED,
+    MOVED,
+    OK,
+    answer_to,
+    ended,
+    land,
+    opened,
+    read_as,
+    untouched,
+)
+
+FINAL = (RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED)
+OTHER_HEAD = b"\x55" * 32
+
+
+class Ending:
+    """Cases of final runs."""
+
+    async def test_the_append_that_ends_a_run_is_ok_again(self, store: CheckpointStore) -> None:
+        draft = await opened(store)
+        end = draft.end()
+        draft = await land(store, draft, end)
+        async with untouched(store, draft.run_id):
+            assert await answer_to(store, end) is OK
+
+    async def test_a_final_run_takes_no_common_record(self, store: CheckpointStore) -> None:
+        for status in FINAL:
+            draft = await opened(store, status.name)
+            draft = await land(store, draft, draft.end(status))
+            async with untouched(store, draft.run_id):
+                assert await answer_to(store, draft.add(b"more", checkpoint=b"state")) is FENCED
+                assert await answer_to(store, draft.step_on(b"more")) is FENCED
+
+    async def test_a_final_run_is_not_claimed(self, store: CheckpointStore) -> None:
+        for status in FINAL:
+            draft = await opened(store, status.name)
+            draft = await land(store, draft, draft.end(status))
+            async with untouched(store, draft.run_id):
+                assert await answer_to(store, draft.claim(BOB)) is FENCED
+
+    async def test_a_final_run_takes_settled_records_and_stays_as_it_is(self, store: CheckpointStore) -> None:
+        for status in FINAL:
+            draft = await opened(store, status.name)
+            draft = await land(store, draft, draft.end(status))
+            for body in (b"it happened", b"it did not"):
+                draft = await land(store, draft, draft.settle(body))
+            run = await read_as(store, draft)
+            assert (run.row.status, run.row.number) == (status, 4)
+
+    async def test_the_same_settled_record_again_is_ok(self, store: CheckpointStore) -> None:
+        draft = await ended(store)
+        settle = draft.settle()
+        draft = await land(store, draft, settle)
+        async with untouched(store, draft.run_id):
+            assert await answer_to(store, settle) is OK
+
+    async def test_a_settled_record_brings_no_other_into_a_final_run(self, store: CheckpointStore) -> None:
+        draft = await ended(store)
+        settled, done = Entry(RecordKind.SETTLED, b"yes", "0", 1), Entry(RecordKind.DONE, b"result", "0", 1)
+        async with untouched(store, draft.run_id):
+            for entries in ((settled, done), (done, settled)):
+                assert await answer_to(store, draft.append(draft.row, *entries)) is FENCED
+
+    async def test_a_settled_record_changes_nothing_else_of_a_final_run(self, store: CheckpointStore) -> None:
+        draft = await ended(store)
+        row, settled = draft.row, Entry(RecordKind.SETTLED, b"yes", "0", 1)
+        async with untouched(store, draft.run_id):
+            for changed in (
+                row._replace(status=RunStatus.FAILED),
+                row._replace(status=RunStatus.RUNNING),
+                row._replace(step=row.step + 1),
+                row._replace(epoch=row.epoch + 1),
+                row._replace(owner=ALICE),
+            ):
+                answer = await answer_to(store, draft.append(changed, settled))
+                assert answer is FENCED, f"found {answer} for {changed}"
+
+    async def test_a_settled_record_is_guarded_in_a_final_run(self, store: CheckpointStore) -> None:
+        draft = await ended(store)
+        settle = draft.settle()
+        async with untouched(store, draft.run_id):
+            for guard in (
+                draft.guard._replace(epoch=2),
+                draft.guard._replace(owner=ALICE),
+                draft.guard._replace(head=OTHER_HEAD),
+            ):
+                assert await answer_to(store, settle._replace(guard=guard)) is FENCED
+
+    async def test_of_two_settled_records_for_one_place_the_second_is_fenced(self, store: CheckpointStore) -> None:
+        draft = await ended(store)
+        first, second = draft.settle(b"it happened"), draft.settle(b"it did not")
+        draft = await land(store, draft, first)
+        async with untouched(store, draft.run_id):
+            assert await answer_to(store, second) is FENCED
+
+    async def test_a_settled_record_is_an_append_like_any_other_before_the_end(self, store: CheckpointStore) -> None:
+        draft = await opened(store)
+        draft = await land(store, draft, draft.settle())
+        draft = await land(store, draft, draft.step_on(b"one"))
+        await read_as(store, draft)
+
+
+class Deleting:
+    """Cases of removal, and of the mark that stays."""
+
+    async def test_a_deleted_run_leaves_a_mark_and_nothing_else(self, store: CheckpointStore) -> None:
+        draft = await opened(store)
+        draft = await land(store, draft, draft.step_on(b"one", checkpoint=b"state"))
+        await store.post(draft.run_id, draft.message())
+        assert (await store.delete(draft.run_id, guard=draft.guard)).kind is OK
+        mark = await store.latest(draft.run_id)
+        assert mark is not None, "a deleted run leaves a mark"
+        assert (mark.row.status, mark.row.number) == (RunStatus.DELETED, 0)
+        assert (mark.checkpoint, mark.records) == (None, ())
+        assert await store.calls(draft.run_id) == []
+        assert await store.inbox(draft.run_id) == []
+        [loaded] = await store.load_many([draft.run_id])
+        assert loaded is not None
+        assert (loaded.row.status, loaded.checkpoint, loaded.records) == (RunStatus.DELETED, None, ())
+
+    async def test_the_id_of_a_deleted_run_is_not_used_again(self, store: CheckpointStore) -> None:
+        draft = Draft.of()
+        opening = draft.open()
+        draft = await land(store, draft, opening)
+        await store.delete(draft.run_id, guard=draft.guard)
+        async with untouched(store, draft.run_id):
+            assert await answer_to(store, opening) is FENCED
+            assert await answer_to(store, Draft.of(owner=BOB).open(b"new", checkpoint=b"state")) is FENCED
+
+    async def test_a_final_run_may_be_deleted(self, store: CheckpointStore) -> None:
+        draft = await ended(store)
+        assert (await store.delete(draft.run_id, guard=draft.guard)).kind is OK
+        assert await store.calls(draft.run_id) == []
+
+    async def test_a_deletion_is_guarded_like_any_append(self, store: CheckpointStore) -> None:
+        before = await opened(store)
+        draft = await land(store, before, before.add(b"one"))
+        guard = draft.guard
+        async with untouched(store, draft.run_id):
+            for wrong, expected in (
+                (guard._replace(epoch=2), FENCED),
+                (guard._replace(owner=BOB), FENCED),
+                (guard._replace(head=OTHER_HEAD), MOVED),
+                (before.guard, MOVED),
+            ):
+                answer = await store.delete(draft.run_id, guard=wrong)
+                assert answer.kind is expected, f"found {answer.kind} for {wrong}"
+
+    async def test_a_run_is_deleted_once(self, store: CheckpointStore) -> None:
+        draft = await opened(store)
+        await store.delete(draft.run_id, guard=draft.guard)
+        assert (await store.delete(draft.run_id, guard=draft.guard)).kind is FENCED
+        [mark] = await store.list_runs(status=RunStatus.DELETED)
+        again = draft.guard._replace(epoch=mark.epoch, owner=mark.owner, number=mark.number, head=mark.head)
+        assert (await store.delete(draft.run_id, guard=again)).kind is FENCED
+
+    async def test_to_delete_no_run_is_fenced(self, store: CheckpointStore) -> None:
+        draft = Draft.of()
+        assert (await store.delete(draft.run_id, guard=draft.guard)).kind is FENCED
+        assert await store.latest(draft.run_id) is None
+
+    async def test_a_deleted_run_takes_nothing_more(self, store: CheckpointStore) -> None:
+        draft = await opened(store)
+        await store.delete(draft.run_id, guard=draft.guard)
+        async with untouched(store, draft.run_id):
+            assert await answer_to(store, draft.add(b"late")) is FENCED
+            assert await answer_to(store, draft.settle()) is FENCED
+            assert await answer_to(store, draft.claim(BOB)) is FENCED
+            assert (await store.renew(draft.run_id, guard=draft.guard)).kind is FENCED
+            assert (await store.post(draft.run_id, draft.message())).kind is FENCED
+            assert (await store.post(draft.run_id, draft.message(kind="settlement"))).kind is FENCED
+
+    async def test_what_knows_the_mark_of_a_deleted_run_adds_nothing_to_it(self, store: CheckpointStore) -> None:
+        draft = await opened(store)
+        await store.delete(draft.run_id, guard=draft.guard)
+        [mark] = await store.list_runs(status=RunStatus.DELETED)
+        knowing = Draft(mark, draft.sealer)
+        settle = knowing.append(mark, Entry(RecordKind.SETTLED, b"yes", "0", 1))._replace(guard=knowing.guard)
+        async with untouched(store, draft.run_id):
+            assert await answer_to(store, settle) is FENCED
+            assert (await store.renew(draft.run_id, guard=knowing.guard)).kind is FENCED
+
+    async def test_a_deleted_run_is_listed_only_where_asked_for(self, store: CheckpointStore) -> None:
+        await opened(store, "kept")
+        draft = await opened(store, "gone")
+        await store.delete(draft.run_id, guard=draft.guard)
+        assert [row.run_id for row in await store.list_unfinished()] == ["kept"]
+        assert [row.run_id for row in await store.list_runs()] == ["kept"]
+        assert [row.run_id for row in await store.list_runs(status=RunStatus.DELETED)] == ["gone"]
+
+    async def test_a_deletion_touches_no_other_run(self, store: CheckpointStore) -> None:
+        near = [await opened(store, run_id) for run_id in ("run-1", "run-", "run-11", "RUN-2")]
+        for other in near:
+            await store.post(other.run_id, other.message())
+        draft = await opened(store, "run-2")
+        async with untouched(store, *(other.run_id for other in near)):
+            await store.delete(draft.run_id, guard=draft.guard)
+        fresh = await opened(store, "run-3")
+        assert len((await read_as(store, fresh)).records) == 1
+        assert await store.inbox(RunId("run-3")) == []

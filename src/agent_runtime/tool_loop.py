@@ -1,0 +1,519 @@
+"""Model, tools, model, until done: a loop whose every call is in the journal.
+
+The loop does not know whether it runs for the first time. It asks the journal for each decision and each call by its
+place; what is there is replayed, what is not is made. Its history is computed from what it got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from agent_runtime import codec
+from agent_runtime.clock import SYSTEM_CLOCK, Clock
+from agent_runtime.crash import UNARMED, CrashPlan, CrashPoint
+from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
+from agent_runtime.errors import (
+    CheckpointConflict,
+    Doubt,
+    InvalidSetting,
+    RecoveryNeedsDecision,
+    StepLimitReached,
+    Unrecordable,
+)
+from agent_runtime.events import Sink
+from agent_runtime.executor import (
+    MOST_UNRECORDABLE,
+    CallInDoubt,
+    Ending,
+    Executor,
+    Siblings,
+    is_transport,
+    make_doubt,
+    read_asked,
+    read_ending,
+)
+from agent_runtime.ids import RunId, build_key, check_run_id, is_reply, key_prefix, reply_call, tool_call
+from agent_runtime.journal.journal import Commits
+from agent_runtime.journal.records import RecordKind, RunStatus
+from agent_runtime.journal.replay import CallLife
+from agent_runtime.journal.seal import CheckpointKey, KeyRing
+from agent_runtime.journal.states import CallState
+from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.messages import (
+    Message,
+    Reply,
+    ToolCall,
+    Transcript,
+    decode_messages,
+    decode_reply,
+    encode_messages,
+    encode_reply,
+    read_messages,
+    reply_message,
+)
+from agent_runtime.model import Model, ModelFunction, as_model
+from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
+from agent_runtime.recovery import Decisions, Found, reopen
+from agent_runtime.run import HEARTBEAT_SECONDS, LEASE_SECONDS, Backing, Run, RunContext, start, work
+from agent_runtime.tools import CALL_KEY, ToolRegistry
+
+_log = logging.getLogger("agent_runtime")
+
+KIND = "loop"
+MAX_STEPS = 100
+PARALLEL = 16
+MODEL_TRIES = 3
+MODEL_PAUSE_SECONDS = 0.2
+
+Rerun: TypeAlias = "bool | Sequence[Doubt]"
+"""True for every call in doubt, or the doubts that an error named."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopResult:
+    """What a loop came to."""
+
+    status: str
+    output: str
+    messages: Sequence[Message] = field(repr=False)
+    usage: Mapping[str, int]
+    run_id: RunId
+    steps: int = 0
+    """How many replies asked for calls."""
+    llm_calls: int = 0
+    """How many model requests were made over the whole run, lost ones included."""
+    pending: Sequence[object] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """How a loop is worked; the same for a first run and for every recovery."""
+
+    max_steps: int = MAX_STEPS
+    parallel: int = PARALLEL
+    rerun_in_doubt: Rerun = False
+
+
+async def run_tool_loop(
+    model: Model | ModelFunction | str,
+    registry: ToolRegistry,
+    messages: str | Sequence[Message | Mapping[str, object]],
+    *,
+    run_id: str | None = None,
+    checkpoints: CheckpointStore | None = None,
+    checkpoint_key: CheckpointKey | None = None,
+    ctx: RunContext | None = None,
+    sinks: Sequence[Sink] = (),
+    max_steps: int = MAX_STEPS,
+    parallel: int = PARALLEL,
+    name: str = "",
+    tenant: str = "",
+    namespace: str = "",
+    commits: str = Commits.GROUPED.value,
+    lease_seconds: float = LEASE_SECONDS,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    crash: CrashPlan = UNARMED,
+    clock: Clock = SYSTEM_CLOCK,
+    entropy: Entropy = SYSTEM_ENTROPY,
+    offload: Offload = SYSTEM_OFFLOAD,
+) -> LoopResult:
+    """Work a new run to its end. `CheckpointConflict` where the id is, or was, in use.
+
+    `max_steps` counts the replies of the whole run, restarts included; past it `StepLimitReached` ends the run.
+    `parallel` bounds the calls of one reply that run side by side. `commits="each"` writes every record by itself.
+    """
+    options = _options(max_steps, parallel, False)
+    backing = make_backing(
+        checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
+        lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, clock=clock, entropy=entropy, offload=offload,
+    )  # fmt: skip
+    ask = as_model(model)
+    known_id = check_run_id(run_id if run_id is not None else entropy.draw(16).hex())
+    given = encode_messages(read_messages(messages))
+    run = start(backing, known_id, kind=KIND, name=name, context=ctx, given={"messages": given})
+    try:
+        return await work(run, _Loop(run, ask, Executor(registry), options).go())
+    except CheckpointConflict as conflict:
+        if run.journal.guard is None:
+            raise CheckpointConflict(
+                f"run {known_id!r} exists already, or did before it was deleted; recover it, or choose another id"
+            ) from conflict
+        raise
+
+
+async def recover_tool_loop(
+    model: Model | ModelFunction | str,
+    registry: ToolRegistry,
+    run_id: str,
+    *,
+    checkpoints: CheckpointStore,
+    checkpoint_key: CheckpointKey | None = None,
+    ctx: RunContext | None = None,
+    sinks: Sequence[Sink] = (),
+    rerun_in_doubt: Rerun = False,
+    take_over: bool = False,
+    max_steps: int = MAX_STEPS,
+    parallel: int = PARALLEL,
+    tenant: str = "",
+    namespace: str = "",
+    commits: str = Commits.GROUPED.value,
+    lease_seconds: float = LEASE_SECONDS,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    crash: CrashPlan = UNARMED,
+    clock: Clock = SYSTEM_CLOCK,
+    entropy: Entropy = SYSTEM_ENTROPY,
+    offload: Offload = SYSTEM_OFFLOAD,
+) -> LoopResult:
+    """Go on with a run whose worker is gone, or give back the result of one that has ended.
+
+    Raises `CheckpointNotFound`, `CheckpointConflict` while another worker holds it (`take_over=True` takes it all the
+    same: fencing makes that safe, and a call then in flight is in doubt), `CheckpointStoreCorrupt`, `IdentityMismatch`,
+    and `RecoveryNeedsDecision` where a call is in doubt that neither its tool's rule nor `rerun_in_doubt` lets run again.
+    """
+    options = _options(max_steps, parallel, rerun_in_doubt)
+    backing = make_backing(
+        checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
+        lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, clock=clock, entropy=entropy, offload=offload,
+    )  # fmt: skip
+    ask = as_model(model)
+    known_id = check_run_id(run_id)
+    decide = _Decider(known_id, registry, rerun_in_doubt)
+    found = await reopen(backing, known_id, kind=KIND, context=ctx, decide=decide, take_over=take_over)
+    if isinstance(found, Found):
+        return _stored_result(found)
+    return await work(found, _Loop(found, ask, Executor(registry), options).go())
+
+
+def make_backing(
+    checkpoints: CheckpointStore | None,
+    checkpoint_key: CheckpointKey | None,
+    *,
+    tenant: str = "",
+    namespace: str = "",
+    commits: str = Commits.GROUPED.value,
+    sinks: Sequence[Sink] = (),
+    crash: CrashPlan = UNARMED,
+    lease_seconds: float = LEASE_SECONDS,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    clock: Clock = SYSTEM_CLOCK,
+    entropy: Entropy = SYSTEM_ENTROPY,
+    offload: Offload = SYSTEM_OFFLOAD,
+) -> Backing:
+    """What runs are worked on, from the options that every entry takes."""
+    store, ring = _store_and_ring(checkpoints, checkpoint_key)
+    return Backing(
+        store, ring, tenant, namespace, _mode(commits), lease_seconds, heartbeat_seconds, sinks, crash, clock, entropy, offload
+    )  # fmt: skip
+
+
+class _Loop:
+    """One worker's way through a loop."""
+
+    def __init__(self, run: Run, ask: ModelFunction, executor: Executor, options: LoopOptions) -> None:
+        self.run = run
+        self.ask = ask
+        self.executor = executor
+        self.options = options
+        self.history: list[Message] = decode_messages(run.input["messages"])
+        self.usage: dict[str, int] = {}
+        run.model_requests = count_requests(run.lives)
+
+    async def go(self) -> LoopResult:
+        """Decide and act until a reply asks for nothing."""
+        seq = 0
+        while True:
+            reply = await self._decide(seq)
+            self.history.append(reply_message(reply))
+            if not reply.tool_calls:
+                return await self._finish(seq, reply)
+            endings = await self._call_all(seq, reply.tool_calls)
+            seq += 1
+            self._answer(seq, reply.tool_calls, endings)
+
+    # Deciding.
+
+    async def _decide(self, seq: int) -> Reply:
+        """The reply of a decision: the recorded one, or one that is bought now."""
+        run, call = self.run, reply_call(seq)
+        life = run.life(call)
+        if life is not None and life.state is CallState.DONE:
+            reply = decode_reply(life.ended)
+            add_usage(self.usage, reply)
+            if run.has_sinks:
+                run.announce("decision.replayed", self._decision(seq, reply))
+            return reply
+        if seq >= self.options.max_steps:
+            await self._give_up(seq)
+        reply = await self._buy(seq, call, 0 if life is None else life.attempts)
+        add_usage(self.usage, reply)
+        return reply
+
+    async def _buy(self, seq: int, call: str, attempt: int) -> Reply:
+        """Ask the model, written down before and after. A request whose way failed is made again, and counted again."""
+        run = self.run
+        asked = b'{"messages":%d}' % len(self.history)
+        for tries_left in range(MODEL_TRIES - 1, -1, -1):
+            attempt += 1
+            await run.reach(CrashPoint.BEFORE_DECIDE, seq)
+            run.note(RecordKind.STARTED, call, attempt, asked)
+            run.model_requests += 1
+            await run.ready_to_act()
+            try:
+                body = encode_reply(await self._ask(call))
+            except Exception as error:  # the answer is lost, not the decision: none was recorded
+                if not tries_left or not is_transport(error):
+                    raise
+                await run.backing.clock.sleep(MODEL_PAUSE_SECONDS * 2.0 ** (MODEL_TRIES - 1 - tries_left))
+                continue
+            await run.reach(CrashPoint.AFTER_DECIDE_BEFORE_JOURNAL, seq)
+            return await self._pin(seq, call, attempt, body)
+        raise AssertionError("the last try returns or raises")
+
+    async def _ask(self, call: str) -> Reply:
+        token = CALL_KEY.set(self.run.key(call))
+        try:
+            return await self.ask(Transcript(self.history), self.executor.registry.specs)
+        finally:
+            CALL_KEY.reset(token)
+
+    async def _pin(self, seq: int, call: str, attempt: int, body: bytes) -> Reply:
+        """Record the reply. What is acted upon is read back from the recorded bytes."""
+        run = self.run
+        reply = decode_reply(body)
+        run.note(RecordKind.DONE, call, attempt, body)
+        if reply.tool_calls:
+            self._move(stage="reply")
+        if run.has_sinks:
+            run.announce_when_committed("decision.made", self._decision(seq, reply))
+        await run.barrier_if_each()
+        await run.reach(CrashPoint.AFTER_DECIDE, seq)
+        return reply
+
+    # Acting.
+
+    async def _call_all(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending]:
+        """The endings of a reply's calls, in its order. All end, or are in doubt, before anything is raised."""
+        if len(calls) == 1:
+            results = [await self._call_one(seq, 0, calls, Siblings(1))]
+        else:
+            results = await self._call_side_by_side(seq, calls)
+        endings = [result for result in results if isinstance(result, Ending)]
+        if len(endings) < len(calls):
+            await self._block([result for result in results if isinstance(result, CallInDoubt)])
+        return endings
+
+    async def _call_one(
+        self, seq: int, index: int, calls: Sequence[ToolCall], siblings: Siblings
+    ) -> Ending | CallInDoubt:
+        asked = calls[index]
+        place = tool_call(seq, index, len(calls))
+        try:
+            return await self.executor.call(self.run, place, asked.name, asked.args, siblings)
+        except CallInDoubt as doubt:
+            siblings.running -= 1
+            return doubt
+
+    async def _call_side_by_side(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending | CallInDoubt]:
+        gate = asyncio.Semaphore(self.options.parallel)
+        siblings = Siblings(self._unfinished(seq, len(calls)))
+
+        async def one(index: int) -> Ending | CallInDoubt:
+            async with gate:
+                return await self._call_one(seq, index, calls, siblings)
+
+        tasks = [asyncio.create_task(one(index)) for index in range(len(calls))]
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            raise
+        _raise_gravest(tasks)
+        return [task.result() for task in tasks]
+
+    def _unfinished(self, seq: int, count: int) -> int:
+        """How many calls of the reply have no recorded ending yet."""
+        lives = (self.run.lives.get(tool_call(seq, index, count)) for index in range(count))
+        return sum(life is None or life.state is not CallState.DONE for life in lives)
+
+    def _answer(self, seq: int, calls: Sequence[ToolCall], endings: Sequence[Ending]) -> None:
+        """Give the results to the conversation. They make a step together with what comes next, decision `seq`."""
+        for asked, ending in zip(calls, endings, strict=True):
+            self.history.append(Message("tool", ending.text, tool_call_id=asked.id, name=asked.name))
+        if reply_call(seq) not in self.run.lives:
+            self._move(stage="results")
+
+    # Ending.
+
+    async def _finish(self, seq: int, reply: Reply) -> LoopResult:
+        await self.run.end(RunStatus.DONE, {"status": "done"})
+        self._announce_end("run.done", "done", seq)
+        return self._result("done", seq, reply.text)
+
+    async def _give_up(self, seq: int) -> None:
+        error = StepLimitReached(
+            f"run {self.run.run_id!r} has had {seq} replies and the model asks on; max_steps={self.options.max_steps} counts "
+            "the replies of the whole run. Give a new run a higher limit, or the model an end."
+        )
+        await self.run.end(RunStatus.FAILED, {"status": "failed", "type": "StepLimitReached", "message": str(error)})
+        self._announce_end("run.failed", "failed", seq)
+        raise error
+
+    async def _block(self, doubts: Sequence[CallInDoubt]) -> None:
+        """Every sibling has ended or is in doubt: stop here until somebody says what happened."""
+        await self.run.give_back(RunStatus.BLOCKED, "in doubt")
+        if self.run.has_sinks:
+            self.run.announce("run.blocked", {"kind": KIND, "step": self.run.journal.step})
+        unrecordable = [doubt.cause for doubt in doubts if isinstance(doubt.cause, Unrecordable)]
+        needed = RecoveryNeedsDecision(self.run.run_id, [doubt.doubt for doubt in doubts])
+        if len(unrecordable) == len(doubts) == 1:
+            raise unrecordable[0] from needed
+        raise needed from doubts[0].cause
+
+    def _result(self, status: str, steps: int, output: str) -> LoopResult:
+        history = Transcript(self.history)
+        return LoopResult(status, output, history, self.usage, self.run.run_id, steps, self.run.model_requests)
+
+    # Telling.
+
+    def _move(self, *, stage: str) -> None:
+        """What was noted last completes a step: a checkpoint, whose cursor is the run's row."""
+        run = self.run
+        run.journal.move_to_next_step()
+        if run.has_sinks:
+            data = {"kind": KIND, "step": run.journal.step, "status": "running", "stage": stage}
+            run.announce_when_committed("checkpoint.saved", data)
+
+    def _decision(self, seq: int, reply: Reply) -> dict[str, object]:
+        calls = [{"tool": call.name, "args": dict(call.args)} for call in reply.tool_calls]
+        return {"seq": seq, "calls": calls, "llm_calls": self.run.model_requests}
+
+    def _announce_end(self, name: str, status: str, steps: int) -> None:
+        run = self.run
+        if run.has_sinks:
+            step = run.journal.step
+            run.announce("checkpoint.saved", {"kind": KIND, "step": step, "status": status, "stage": "end"})
+            run.announce(name, {"kind": KIND, "step": step, "steps": steps, "llm_calls": run.model_requests})
+
+
+class _Decider:
+    """Decides the calls in doubt of a loop: by its tool's rule, by a permission to rerun, or not at all."""
+
+    def __init__(self, run_id: RunId, registry: ToolRegistry, rerun: Rerun) -> None:
+        self._run_id = run_id
+        self._registry = registry
+        self._rerun = rerun
+
+    def __call__(self, lives: Sequence[CallLife], opened: Mapping[str, Any]) -> Decisions:
+        prefix = key_prefix(self._run_id, opened["namespace"])
+        by_rule, permitted, undecided = 0, [], []
+        for life in lives:
+            if is_reply(life.call):
+                continue  # a lost reply was never acted upon: it is asked for again, and counted again
+            name, args = read_asked(life.asked)
+            tool = self._registry.find(name)
+            if tool is not None and tool.rule.may_repeat and life.unrecordable < MOST_UNRECORDABLE:
+                by_rule += 1
+            elif tool is not None and self._is_permitted(life):
+                permitted.append(life)
+            else:
+                why = _why(life, is_known=tool is not None)
+                key = build_key(prefix, life.call)
+                undecided.append(make_doubt(self._run_id, life.call, key, name, life.attempts, why, args))
+        return Decisions(permitted, undecided, by_rule + len(permitted))
+
+    def _is_permitted(self, life: CallLife) -> bool:
+        if isinstance(self._rerun, bool):
+            return self._rerun
+        return any((doubt.run_id, doubt.call) == (self._run_id, life.call) for doubt in self._rerun)
+
+
+def _why(life: CallLife, *, is_known: bool) -> str:
+    if not is_known:
+        return "it was started and has no ending, and no tool of its name is registered here"
+    if life.state is CallState.UNRECORDABLE:
+        return "it ran, and what it gave could not be stored"
+    return "it was started and has no ending: its worker stopped before it could write one"
+
+
+def _stored_result(found: Found) -> LoopResult:
+    """What a run that has ended, or waits, came to, computed from its records."""
+    run_id, lives = found.stored.row.run_id, found.history.lives
+    history = decode_messages(found.opened["input"]["messages"])
+    usage: dict[str, int] = {}
+    seq, output = 0, ""
+    while (life := lives.get(reply_call(seq))) is not None and life.state is CallState.DONE:
+        reply = decode_reply(life.ended)
+        output = reply.text
+        history.append(reply_message(reply))
+        add_usage(usage, reply)
+        for index, call in enumerate(reply.tool_calls):
+            ended = lives.get(tool_call(seq, index, len(reply.tool_calls)))
+            if ended is not None and ended.state is CallState.DONE:
+                text = read_ending(ended.ended, None).text
+                history.append(Message("tool", text, tool_call_id=call.id, name=call.name))
+        seq += 1 if reply.tool_calls else 0
+        if not reply.tool_calls:
+            break
+    if found.status is RunStatus.FAILED and found.history.ended is not None:
+        raise StepLimitReached(codec.decode(found.history.ended.body)["message"])
+    requests = count_requests(lives)
+    return LoopResult(found.status.name.lower(), output, Transcript(history), usage, run_id, seq, requests)
+
+
+def count_requests(lives: Mapping[str, CallLife]) -> int:
+    """How many model requests were written down."""
+    return sum(life.attempts for life in lives.values() if is_reply(life.call))
+
+
+def add_usage(total: dict[str, int], reply: Reply) -> None:
+    """Add what a reply used to a total, unit by unit."""
+    for unit, amount in reply.usage.items():
+        total[unit] = total.get(unit, 0) + amount
+
+
+def _raise_gravest(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Raise what stopped a call, if anything did: a signal to stop before an error."""
+    errors = [error for task in tasks if (error := task.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, Exception)):
+        raise error
+
+
+def _options(max_steps: int, parallel: int, rerun: Rerun) -> LoopOptions:
+    for option, value in (("max_steps", max_steps), ("parallel", parallel)):
+        if type(value) is not int or value < 1:
+            raise InvalidSetting(f"{option}= is a whole number from 1, found {value!r}")
+    return LoopOptions(max_steps, parallel, rerun)
+
+
+def _mode(commits: str) -> Commits:
+    try:
+        return Commits(commits)
+    except ValueError:
+        raise InvalidSetting(f"commits= is 'grouped' or 'each', found {commits!r}") from None
+
+
+_UNSHARED_KEY = KeyRing.of(SYSTEM_ENTROPY.draw(32))
+"""Seals what is kept in memory, which no other process can read."""
+_warned = False
+
+
+def _store_and_ring(checkpoints: CheckpointStore | None, key: CheckpointKey | None) -> tuple[CheckpointStore, KeyRing]:
+    global _warned
+    from agent_runtime.stores.memory import MemoryCheckpointStore
+
+    if checkpoints is None:
+        if not _warned:
+            _warned = True
+            _log.warning(
+                "this loop is not durable: without checkpoints= its run is kept in memory and dies with the process"
+            )
+        return MemoryCheckpointStore(), _UNSHARED_KEY
+    if key is None and isinstance(checkpoints, MemoryCheckpointStore):
+        return checkpoints, _UNSHARED_KEY
+    return checkpoints, KeyRing.of(key)
