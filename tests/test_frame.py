@@ -48,9 +48,7 @@ def repository_files() -> list[Path]:
     if listing.returncode == 0:
         candidates = [TOP / name for name in listing.stdout.split("\0") if name]
     else:  # An unpacked archive: no git, and no folder but the ones we ship.
-        candidates = [
-            path for folder in ("src", "tests", "scripts", "requirements") for path in (TOP / folder).rglob("*")
-        ]
+        candidates = [path for folder in ("src", "tests", "scripts", "requirements") for path in (TOP / folder).rglob("*")]
         candidates += TOP.glob("*")
     return sorted(path for path in candidates if path.is_file() and "__pycache__" not in path.parts)
 

@@ -1,1 +1,96 @@
-"""An LLM agent's run that survives its worker."""
+"""An LLM agent's run that survives its worker: every model and tool call is written down before it is made and after.
+
+journal/     the kernel: records, states, replay, seals, the store port, group commit
+stores/      where runs are kept: memory, SQLite
+tools        what the model may call, and what a crash in the middle of a call leads to
+tool_loop    model, tools, model, until done; recover_tool_loop goes on after a crash
+recovery     verify, decide every doubt, claim
+executor     one tool call: check, intent, act, confirm
+testing/     the store contract, the crash sweep, faulty stores, a scripted model, a clock to move
+mock/        the two remotes of the provisioning agent
+provision    `python -m agent_runtime`: the agent that shows it all
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent_runtime.errors import (
+        AgentRuntimeError,
+        CheckpointConflict,
+        CheckpointNotFound,
+        CheckpointStoreCorrupt,
+        Doubt,
+        FlowError,
+        IdentityMismatch,
+        InvalidArguments,
+        InvalidKey,
+        InvalidRunId,
+        InvalidSetting,
+        KeyConflict,
+        NotSent,
+        RecoveryNeedsDecision,
+        StepLimitReached,
+        StoreRefused,
+        StoreUnavailable,
+        ToolDefinitionError,
+        ToolError,
+        UnknownKey,
+        UnknownTool,
+        Unrecordable,
+        VerdictRefused,
+    )
+    from agent_runtime.events import Event, Sink
+    from agent_runtime.executor import Executor
+    from agent_runtime.journal.seal import KeyRing
+    from agent_runtime.messages import Message, Reply, ToolCall
+    from agent_runtime.model import Model
+    from agent_runtime.run import RunContext
+    from agent_runtime.telemetry import HistorySink, LogSink
+    from agent_runtime.tool_loop import LoopResult, recover_tool_loop, run_tool_loop
+    from agent_runtime.tools import ToolRegistry, ToolSpec, idempotency_key
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "errors": (
+        "AgentRuntimeError", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt", "FlowError",
+        "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict", "NotSent",
+        "RecoveryNeedsDecision", "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolDefinitionError", "ToolError",
+        "UnknownKey", "UnknownTool", "Unrecordable", "VerdictRefused",
+    ),
+    "events": ("Event", "Sink"),
+    "executor": ("Executor",),
+    "journal.seal": ("KeyRing",),
+    "messages": ("Message", "Reply", "ToolCall"),
+    "model": ("Model",),
+    "run": ("RunContext",),
+    "telemetry": ("HistorySink", "LogSink"),
+    "tool_loop": ("LoopResult", "recover_tool_loop", "run_tool_loop"),
+    "tools": ("ToolRegistry", "ToolSpec", "idempotency_key"),
+}  # fmt: skip
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AgentRuntimeError", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt", "Event", "Executor",
+    "FlowError", "HistorySink", "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting",
+    "KeyConflict", "KeyRing", "LogSink", "LoopResult", "Message", "Model", "NotSent", "RecoveryNeedsDecision", "Reply",
+    "RunContext", "Sink", "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall", "ToolDefinitionError",
+    "ToolError", "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "VerdictRefused", "__version__",
+    "idempotency_key", "recover_tool_loop", "run_tool_loop",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """The front door's names, each imported with its first use."""
+    from importlib import import_module
+
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

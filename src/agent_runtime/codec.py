@@ -105,9 +105,7 @@ class Shape:
         """The value that `encode` was given."""
         if self._adapter is None:
             return decode(data)
-        return (
-            self._adapter.validate_python(decode(data)) if _has_surrogate(data) else self._adapter.validate_json(data)
-        )
+        return self._adapter.validate_python(decode(data)) if _has_surrogate(data) else self._adapter.validate_json(data)
 
     def _encode_declared(self, value: object) -> bytes:
         from pydantic import ValidationError
@@ -118,9 +116,7 @@ class Shape:
             data = encode(self._adapter.dump_python(value, mode="json", warnings="error", by_alias=True))
             again = self.decode(data)
         except (PydanticSerializationError, ValidationError, UnicodeError, ValueError, TypeError) as error:
-            raise Unrecordable(
-                "$", f"{type(value).__name__} that its declared type does not give back ({error})"
-            ) from error
+            raise Unrecordable("$", f"{type(value).__name__} that its declared type does not give back ({error})") from error
         where = difference(value, again)
         if where is not None:
             raise Unrecordable(where, f"a value of declared type {self.annotation!r} that comes back as another one")

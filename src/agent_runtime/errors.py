@@ -9,7 +9,8 @@
     ├── RecoveryNeedsDecision    a person: say what happened to each call in doubt
     ├── VerdictRefused           the approver: answer the request that is open
     ├── CheckpointStoreCorrupt   the operator: what is stored is not what was written
-    │   └── UnknownKey           the operator: give this worker the key that sealed it
+    │   ├── UnknownKey           the operator: give this worker the key that sealed it
+    │   └── KeyConflict          raised by a tool: the remote knows the key with other arguments
     ├── StoreRefused             the operator: this is no store that we may write
     │   ├── ForeignStore · NewerFormat · ReadOnlyStore
     ├── StoreUnavailable         the operator or time: the store gave no answer; nothing further was started
@@ -116,6 +117,13 @@ class CheckpointStoreCorrupt(AgentRuntimeError):
 
 class UnknownKey(CheckpointStoreCorrupt):
     """The run was sealed with a key that this worker does not have."""
+
+
+class KeyConflict(CheckpointStoreCorrupt):
+    """Raise it in a tool whose remote has seen the idempotency key with other arguments: the run stops as corrupt.
+
+    After a store went back in time this is the only alarm left, so it is never read as an answer.
+    """
 
 
 class StoreRefused(AgentRuntimeError):

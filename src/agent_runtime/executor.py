@@ -19,6 +19,7 @@ from agent_runtime.errors import (
     CheckpointStoreCorrupt,
     Doubt,
     InvalidArguments,
+    KeyConflict,
     NotSent,
     ToolError,
     UnknownTool,
@@ -120,9 +121,7 @@ class Executor:
             if life is not None and life.state is not CallState.NEW:
                 raise CallInDoubt(_doubt(run, life, name, f"its tool no longer takes it: {error}"), error) from error
             body = _error_body(error)
-            await confirm(
-                run, call, 0, body, siblings, {"call": call, "tool": name, "attempt": 0, "error": _named(error)}
-            )
+            await confirm(run, call, 0, body, siblings, {"call": call, "tool": name, "attempt": 0, "error": _named(error)})
             return read_ending(body, None)
         return await _Attempts(run, call, tool, recorded_args, life, siblings).make(arguments)
 
@@ -298,6 +297,8 @@ async def act(run: Run, tool: Tool, arguments: dict[str, Any]) -> Outcome:
         return Answered(error)
     except NotSent as error:
         return Unsent(error)
+    except KeyConflict:
+        raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -333,9 +334,7 @@ def is_transport(error: BaseException) -> bool:
     return any((kind.__module__.split(".", 1)[0], kind.__name__) in _TRANSPORT for kind in type(error).__mro__)
 
 
-def make_doubt(
-    run_id: str, call: str, key: str, tool: str, attempt: int, why: str, args: Mapping[str, object]
-) -> Doubt:
+def make_doubt(run_id: str, call: str, key: str, tool: str, attempt: int, why: str, args: Mapping[str, object]) -> Doubt:
     """A call in doubt, with what may be done about it."""
     return Doubt(run_id, call, key, tool, attempt, why, ("rerun",), args)
 

@@ -98,9 +98,7 @@ def check_history(messages: Sequence[Message]) -> None:
     for at, message in enumerate(messages):
         if message.role == "tool":
             if not waiting or message.tool_call_id != waiting[0]:
-                raise InvalidSetting(
-                    f"message {at} answers call {message.tool_call_id!r}, expected {waiting[:1] or 'none'}"
-                )
+                raise InvalidSetting(f"message {at} answers call {message.tool_call_id!r}, expected {waiting[:1] or 'none'}")
             waiting.pop(0)
             continue
         if waiting:
@@ -109,9 +107,7 @@ def check_history(messages: Sequence[Message]) -> None:
         if len(set(waiting)) != len(waiting):
             raise InvalidSetting(f"message {at} has two calls with one id: {waiting}")
     if waiting:
-        raise InvalidSetting(
-            f"call {waiting[0]!r} has no result; a loop starts after the results, or asks for the calls anew"
-        )
+        raise InvalidSetting(f"call {waiting[0]!r} has no result; a loop starts after the results, or asks for the calls anew")
 
 
 def encode_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
@@ -127,9 +123,7 @@ def decode_messages(plain: Sequence[Mapping[str, object]]) -> list[Message]:
 def encode_reply(reply: Reply) -> bytes:
     """A reply as it is recorded; refuses one that cannot be, or that no history can hold."""
     if not isinstance(reply, Reply):
-        raise InvalidSetting(
-            f"a model gives a Reply, found {type(reply).__name__}; return Reply(text=…, tool_calls=[…])"
-        )
+        raise InvalidSetting(f"a model gives a Reply, found {type(reply).__name__}; return Reply(text=…, tool_calls=[…])")
     calls = [_plain_call(call) for call in reply.tool_calls]
     ids = [call["id"] for call in calls]
     if len(set(map(str, ids))) != len(ids):
@@ -197,7 +191,5 @@ def _call_from(given: ToolCall | Mapping[str, Any], at: int) -> ToolCall:
     try:
         codec.check_plain(dict(call.args))
     except Unrecordable as error:
-        raise InvalidSetting(
-            f"the arguments of call {call.id!r} in message {at} cannot be recorded: {error}"
-        ) from error
+        raise InvalidSetting(f"the arguments of call {call.id!r} in message {at} cannot be recorded: {error}") from error
     return call

@@ -148,9 +148,7 @@ def _perform(finish: Callable[[T | None, BaseException | None], None], work: Cal
         finish(value, None)
 
 
-def _post(
-    loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T], value: T | None, error: BaseException | None
-) -> None:
+def _post(loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T], value: T | None, error: BaseException | None) -> None:
     try:
         loop.call_soon_threadsafe(_resolve, outcome, value, error)
     except RuntimeError:

@@ -188,9 +188,7 @@ def _read_own(run_id: str, history: History) -> tuple[Mapping[str, Any], Process
         opened = codec.decode(history.opened.body)
         return opened, ProcessMark.from_plain(codec.decode(history.claimed.body))
     except (KeyError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointStoreCorrupt(
-            f"run {run_id!r} was opened or claimed with what cannot be read: {error!r}"
-        ) from error
+        raise CheckpointStoreCorrupt(f"run {run_id!r} was opened or claimed with what cannot be read: {error!r}") from error
 
 
 def _settlement(body: bytes) -> Settlement:

@@ -239,9 +239,7 @@ class Run:
                 self.journal.fail(Fenced(f"run {self.run_id!r} is held by another owner, or has ended"))
                 await self.journal.barrier()
             case AnswerKind.UNKNOWN:
-                raise StoreUnavailable(
-                    f"run {self.run_id!r}: the store did not say who holds the run; nothing was started"
-                )
+                raise StoreUnavailable(f"run {self.run_id!r}: the store did not say who holds the run; nothing was started")
 
     def _announce_pending(self) -> None:
         guard = self.journal.guard

@@ -306,9 +306,7 @@ class _Loop:
             await self._block([result for result in results if isinstance(result, CallInDoubt)])
         return endings
 
-    async def _call_one(
-        self, seq: int, index: int, calls: Sequence[ToolCall], siblings: Siblings
-    ) -> Ending | CallInDoubt:
+    async def _call_one(self, seq: int, index: int, calls: Sequence[ToolCall], siblings: Siblings) -> Ending | CallInDoubt:
         asked = calls[index]
         place = tool_call(seq, index, len(calls))
         try:
@@ -510,9 +508,7 @@ def _store_and_ring(checkpoints: CheckpointStore | None, key: CheckpointKey | No
     if checkpoints is None:
         if not _warned:
             _warned = True
-            _log.warning(
-                "this loop is not durable: without checkpoints= its run is kept in memory and dies with the process"
-            )
+            _log.warning("this loop is not durable: without checkpoints= its run is kept in memory and dies with the process")
         return MemoryCheckpointStore(), _UNSHARED_KEY
     if key is None and isinstance(checkpoints, MemoryCheckpointStore):
         return checkpoints, _UNSHARED_KEY

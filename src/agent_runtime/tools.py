@@ -201,16 +201,13 @@ def _define(
     if not callable(function):
         raise ToolDefinitionError(f"a tool is a function, found {type(function).__name__}")
     if not _NAME.fullmatch(name):
-        raise ToolDefinitionError(
-            f"a tool's name is 1 to 64 letters, digits, _, - or ., found {name!r}; give it name='…'"
-        )
+        raise ToolDefinitionError(f"a tool's name is 1 to 64 letters, digits, _, - or ., found {name!r}; give it name='…'")
     hints = _hints(function, name)
     check, schema = _argument_check(function, name, hints)
     return Tool(
         spec=ToolSpec(name, inspect.getdoc(function) or "", schema),
         function=function,
-        is_async=inspect.iscoroutinefunction(function)
-        or inspect.iscoroutinefunction(getattr(function, "__call__", None)),
+        is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)),
         rule=rule,
         answers=answers,
         timeout_seconds=timeout_seconds,
@@ -226,9 +223,7 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     try:
         return get_type_hints(target, include_extras=True)
     except NameError as error:
-        raise ToolDefinitionError(
-            f"tool {name!r} has an annotation that cannot be read: {error}; import the type"
-        ) from error
+        raise ToolDefinitionError(f"tool {name!r} has an annotation that cannot be read: {error}; import the type") from error
 
 
 def _result_shape(name: str, hints: Mapping[str, Any]) -> codec.Shape:

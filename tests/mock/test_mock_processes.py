@@ -87,9 +87,7 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> N
 
 def test_importing_the_package_loads_no_server_and_no_database() -> None:
     program = "import sys, agent_runtime.mock; print({'http.server', 'sqlite3', 'socket', 'fcntl'} & set(sys.modules))"
-    found = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True
-    )
+    found = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"
 
 

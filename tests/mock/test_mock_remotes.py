@@ -52,9 +52,7 @@ def test_a_repeated_key_gets_the_first_result_and_creates_nothing(mocks: Mocks) 
 
 
 @pytest.mark.parametrize(("kind", "args"), [("server", {"name": "other"}), ("database", SMALL)])
-def test_a_key_with_another_kind_or_other_arguments_is_a_conflict(
-    mocks: Mocks, kind: str, args: dict[str, object]
-) -> None:
+def test_a_key_with_another_kind_or_other_arguments_is_a_conflict(mocks: Mocks, kind: str, args: dict[str, object]) -> None:
     create(mocks.cloud_url, "run:0")
     status, body = create(mocks.cloud_url, "run:0", kind, args)
     assert (status, body["error"], body["key"]) == (409, "conflict", "run:0")
@@ -205,9 +203,7 @@ def test_switches_are_set_at_the_start_and_outlive_it(state: Path) -> None:
         ({"forget": 1}, "forget takes true or false"),
     ],
 )
-def test_a_switch_that_cannot_be_is_refused_and_changes_nothing(
-    mocks: Mocks, changes: dict[str, object], said: str
-) -> None:
+def test_a_switch_that_cannot_be_is_refused_and_changes_nothing(mocks: Mocks, changes: dict[str, object], said: str) -> None:
     status, body = ask(mocks.cloud_url, "POST", "/switches", {"refuse": 1, **changes})
     assert status == 400
     assert said in str(body["message"])

@@ -172,7 +172,7 @@ class Journal:
         assert not self._released, f"run {self.run_id!r} was given back; nothing is written after that"
         number = self.number + 1
         seal = self._sealer.record(number, self.epoch, kind, call, attempt, self.head, body)
-        self._buffer.append(StoredRecord(number, self.epoch, kind, call, attempt, body, seal))
+        self._buffer.append(StoredRecord(number, self.epoch, int(kind), call, attempt, body, seal))
         self.number, self.head = number, seal
         if kind in PROGRESS:
             self.attempts = 0

@@ -75,9 +75,7 @@ def read_history(run_id: str, records: Iterable[StoredRecord], settlement: Calla
         else:
             _note_own(run_id, history, record)
     if history.opened is None or history.claimed is None:
-        raise CheckpointStoreCorrupt(
-            f"run {run_id!r} was never opened or never claimed: its journal has no such record"
-        )
+        raise CheckpointStoreCorrupt(f"run {run_id!r} was never opened or never claimed: its journal has no such record")
     return history
 
 
@@ -94,9 +92,7 @@ def next_move(life: CallLife | None, *, may_repeat: bool) -> Move:
             return Move.ACT
 
 
-def _live_on(
-    run_id: str, lives: dict[str, CallLife], record: StoredRecord, settlement: Callable[[bytes], Settlement]
-) -> None:
+def _live_on(run_id: str, lives: dict[str, CallLife], record: StoredRecord, settlement: Callable[[bytes], Settlement]) -> None:
     life = lives.get(record.call)
     if life is None:
         life = lives[record.call] = CallLife(record.call)

@@ -163,9 +163,7 @@ class Sealer:
         self._inner = sha256(block.translate(_IPAD) + b"agent-runtime" + bytes([FORMAT]) + _text(key_id) + place)
         self._outer = sha256(block.translate(_OPAD))
 
-    def record(
-        self, number: int, epoch: int, kind: int, call: str, attempt: int, previous: bytes, body: bytes
-    ) -> bytes:
+    def record(self, number: int, epoch: int, kind: int, call: str, attempt: int, previous: bytes, body: bytes) -> bytes:
         """The seal of a record after the one whose seal is `previous`."""
         place = call.encode()
         header = _RECORD.pack(b"J", number, epoch, kind, attempt, len(place), len(body))

@@ -7,7 +7,7 @@ What a store promises, and all that it promises:
   insert the records, replace the checkpoint if one is given, and set the row, all or nothing. A final run takes records
   of kind `settled` only, and keeps its status. Without a guard the run must be new, which an id that was deleted is not.
 * **Four answers.** `OK`: durable; also when the row already is what this append writes. `FENCED`: another epoch or owner,
-  a final run, or none. `MOVED`: epoch and owner are the guard's, and number, head or step are not. `UNKNOWN`: nobody
+  a final run, none, or an owner heard since `heartbeat_at`. `MOVED`: epoch and owner are the guard's, and number, head or step are not. `UNKNOWN`: nobody
   knows; the store has dropped the connection, and the next read goes through a fresh one.
 * **Raising `StoreUnavailable`** says that nothing was written, for certain. Anything else a store raises out of a write
   is taken as `UNKNOWN`.
@@ -103,10 +103,11 @@ class CheckpointStore(Protocol):
     async def calls(self, run_id: RunId, *, since: int = 0) -> list[StoredRecord]:
         """The records past number `since`, in order."""
 
-    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None) -> Answer:
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
         """Say that the owner lives. Guarded by epoch and owner alone, touches hints alone.
 
-        With `seen`, also put back a `wake_at` that was set for messages which turned out to be nothing.
+        With `seen`, where no message came since, also set `wake_at` back from the messages that were nothing to the
+        run's own timer, or to None.
         """
 
     async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
@@ -127,9 +128,7 @@ class CheckpointStore(Protocol):
     async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
         """`renew` for many runs at once."""
 
-    async def list_runs(
-        self, *, status: int | None = None, limit: int = 100, after: RunId | None = None
-    ) -> list[StoredRow]:
+    async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         """Rows of all runs, final ones too, in the order of their ids; deleted ones only where asked for."""
 
     def reopen(self) -> CheckpointStore:
@@ -140,7 +139,7 @@ class CheckpointStore(Protocol):
 
 
 class Store(ABC):
-    """Inherit from this: ten verbs to write, and the rest is correct, if not yet fast."""
+    """Inherit from this: eleven verbs to write, and the rest is correct, if not yet fast."""
 
     @abstractmethod
     async def save(
@@ -172,7 +171,7 @@ class Store(ABC):
     async def calls(self, run_id: RunId, *, since: int = 0) -> list[StoredRecord]: ...
 
     @abstractmethod
-    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None) -> Answer: ...
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer: ...
 
     @abstractmethod
     async def post(self, run_id: RunId, message: StoredMessage) -> Answer: ...
@@ -182,6 +181,11 @@ class Store(ABC):
 
     @abstractmethod
     async def now(self) -> datetime: ...
+
+    @abstractmethod
+    async def list_runs(
+        self, *, status: int | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]: ...
 
     async def commit(self, appends: Sequence[Append]) -> list[Answer]:
         """One write after another. An append may hold several records: all of them land, or none."""
@@ -194,13 +198,6 @@ class Store(ABC):
     async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
         return [await self.renew(run_id, guard=guard) for run_id, guard in guards]
 
-    async def list_runs(
-        self, *, status: int | None = None, limit: int = 100, after: RunId | None = None
-    ) -> list[StoredRow]:
-        """Unfinished runs alone, where a store does not do better."""
-        rows = await self.list_unfinished(limit=limit, after=after)
-        return [row for row in rows if status is None or row.status == status]
-
     def reopen(self) -> CheckpointStore:
         """Itself: right for a store that may be used from several threads."""
         return self
@@ -209,7 +206,7 @@ class Store(ABC):
         return None
 
     async def _append(self, append: Append) -> Answer:
-        row = append.row
+        row = append.row._replace(posted=append.seen)
         if append.guard is not None and append.checkpoint is None and len(append.records) == 1:
             stored = await self.latest(row.run_id)
             if stored is not None and stored.row.step == row.step:
@@ -266,3 +263,5 @@ def check_append(append: Append) -> None:
     assert append.records, "an append holds a record"
     assert row.head == append.records[-1].seal, "the row names the last record"
     assert guard is not None or row.step == 0, "a new run starts at step 0"
+    assert guard is None or row.epoch - guard.epoch in (0, 1), "an epoch is kept, or is the next one"
+    assert all(record.epoch == row.epoch for record in append.records), "records are of the row's epoch"

@@ -121,6 +121,5 @@ def _read_tool_result(step: object) -> ToolResult:
             return ToolResult(tool, result)
         case _:
             raise refusal(
-                'each step of "history" must be {"tool": name, "result": value}, or the name alone, '
-                f"not {shown(step)}"
+                f'each step of "history" must be {{"tool": name, "result": value}}, or the name alone, not {shown(step)}'
             )

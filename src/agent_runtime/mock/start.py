@@ -111,9 +111,7 @@ class Mocks:
 class _Prepared:
     """A remote that has its port and its state, and does not serve yet."""
 
-    def __init__(
-        self, remote: str, routes: Callable[[MockState, Pauses], Routes], state: Path, host: str, port: int
-    ) -> None:
+    def __init__(self, remote: str, routes: Callable[[MockState, Pauses], Routes], state: Path, host: str, port: int) -> None:
         from agent_runtime.mock.listener import Listener
         from agent_runtime.mock.pauses import Pauses
         from agent_runtime.mock.state import MockState

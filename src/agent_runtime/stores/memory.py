@@ -81,9 +81,7 @@ class MemoryCheckpointStore(BatchStore):
     ) -> list[StoredRow]:
         return self._list(lambda row: not _is_final(row) and (name is None or row.name == name), limit, after)
 
-    async def list_runs(
-        self, *, status: int | None = None, limit: int = 100, after: RunId | None = None
-    ) -> list[StoredRow]:
+    async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         if status is None:
             return self._list(lambda row: row.status != RunStatus.DELETED, limit, after)
         return self._list(lambda row: row.status == status, limit, after)
@@ -98,13 +96,13 @@ class MemoryCheckpointStore(BatchStore):
                 self._runs[run_id] = _Run(self._tombstone(run.row))
             return Answer(kind, run.row.posted)
 
-    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None) -> Answer:
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
         with self._lock:
-            return self._renew_one(run_id, guard, seen)
+            return self._renew_one(run_id, guard, seen, wake_at)
 
     async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
         with self._lock:
-            return [self._renew_one(run_id, guard, None) for run_id, guard in guards]
+            return [self._renew_one(run_id, guard, None, None) for run_id, guard in guards]
 
     async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
         with self._lock:
@@ -169,14 +167,14 @@ class MemoryCheckpointStore(BatchStore):
             status=RunStatus.DELETED, number=0, owner=NO_OWNER, head=NO_SEAL, wake_at=None, updated_at=self._wall_ms()
         )
 
-    def _renew_one(self, run_id: RunId, guard: Guard, seen: int | None) -> Answer:
+    def _renew_one(self, run_id: RunId, guard: Guard, seen: int | None, timer: int | None) -> Answer:
         run = self._runs.get(run_id)
         if run is None:
             return Answer(AnswerKind.FENCED)
         row = run.row
         if _is_final(row) or (row.epoch, row.owner) != (guard.epoch, guard.owner):
             return Answer(AnswerKind.FENCED, row.posted)
-        wake_at = None if seen == row.posted else row.wake_at
+        wake_at = timer if seen == row.posted else row.wake_at
         run.row = row._replace(heartbeat_at=self._beat_after(row), wake_at=wake_at)
         return Answer(AnswerKind.OK, row.posted)
 

@@ -54,6 +54,7 @@ MOST_KEYS = 50_000
 
 _SQL = read_statements("sqlite.sql")
 _TABLES = ("create_runs", "create_unfinished", "create_journal", "create_numbers", "create_checkpoints", "create_inbox")
+_RUNNING = int(RunStatus.RUNNING)
 _OK, _FENCED, _MOVED = Answer(AnswerKind.OK), Answer(AnswerKind.FENCED), Answer(AnswerKind.MOVED)
 
 
@@ -93,13 +94,13 @@ class SQLiteCheckpointStore(BatchStore):
         answers = await self._write(lambda db: self._append_all(db, appends))
         return [Answer(AnswerKind.UNKNOWN)] * len(appends) if answers is None else answers
 
-    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None) -> Answer:
-        return await self._answer(lambda db: self._renew(db, run_id, guard, seen))
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
+        return await self._answer(lambda db: self._renew(db, run_id, guard, seen, wake_at))
 
     async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
         if not guards:
             return []
-        answers = await self._write(lambda db: [self._renew(db, run_id, guard, None) for run_id, guard in guards])
+        answers = await self._write(lambda db: [self._renew(db, run_id, guard, None, None) for run_id, guard in guards])
         return [Answer(AnswerKind.UNKNOWN)] * len(guards) if answers is None else answers
 
     async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
@@ -123,13 +124,9 @@ class SQLiteCheckpointStore(BatchStore):
         self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
     ) -> list[StoredRow]:
         values = (self._uptime(), after or "", name, name, limit)
-        return await self._read(
-            lambda db: [StoredRow._make(row) for row in db.execute(_SQL["list_unfinished"], values)]
-        )
+        return await self._read(lambda db: [StoredRow._make(row) for row in db.execute(_SQL["list_unfinished"], values)])
 
-    async def list_runs(
-        self, *, status: int | None = None, limit: int = 100, after: RunId | None = None
-    ) -> list[StoredRow]:
+    async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         wanted = None if status is None else int(status)
         values = (self._uptime(), after or "", wanted, wanted, limit)
         return await self._read(lambda db: [StoredRow._make(row) for row in db.execute(_SQL["list_runs"], values)])
@@ -209,6 +206,7 @@ class SQLiteCheckpointStore(BatchStore):
         return result
 
     def _roll_back(self, db: sqlite3.Connection) -> None:
+        self._keys.clear()  # a key given inside the transaction is no run's any more
         try:
             if db.in_transaction:
                 db.execute("ROLLBACK")
@@ -219,31 +217,44 @@ class SQLiteCheckpointStore(BatchStore):
 
     def _append_all(self, db: sqlite3.Connection, appends: Sequence[Append]) -> list[Answer]:
         uptime, now = self._uptime(), milliseconds(self._clock.now())
-        if len(appends) > 1:
-            answers = self._append_together(db, appends, uptime, now)
-            if answers is not None:
-                return answers
-        return [self._append_one(db, append, uptime, now) for append in appends]
+        together = [(i, key) for i, append in enumerate(appends) if (key := self._runs_on(append)) is not None]
+        answers: list[Answer | None] = [None] * len(appends)
+        if len(together) > 1 and len({key for _, key in together}) == len(together):
+            for (i, _), answer in zip(together, self._append_together(db, appends, together, uptime, now), strict=False):
+                answers[i] = answer
+        return [
+            self._append_one(db, append, uptime, now) if answer is None else answer
+            for append, answer in zip(appends, answers, strict=True)
+        ]
+
+    def _runs_on(self, append: Append) -> int | None:
+        """The key of a run that this append lets run on as it is: status, epoch, owner and state stay. None for others."""
+        row, guard = append.row, append.guard
+        if guard is None or append.checkpoint is not None or row.status != _RUNNING:
+            return None
+        if row.epoch != guard.epoch or row.owner != guard.owner:
+            return None
+        return self._keys.get(row.run_id)
 
     def _append_together(
-        self, db: sqlite3.Connection, appends: Sequence[Append], uptime: int, now: int
-    ) -> list[Answer] | None:
-        """All appends in a few statements, for the batch of runs that just run on; None where one needs a closer look."""
-        keys, updates, records = [], [], []
-        for append in appends:
-            row, guard = append.row, append.guard
-            key = self._keys.get(row.run_id)
-            if key is None or guard is None or not _runs_on(append):
-                return None
-            keys.append(key)
-            updates.append(_append_values(key, row, guard, append.seen, uptime, now))
-            records.extend([(key, *record) for record in append.records])
+        self, db: sqlite3.Connection, appends: Sequence[Append], together: Sequence[tuple[int, int]], uptime: int, now: int
+    ) -> list[Answer]:
+        """The appends of many runs in two statements; no answers, and nothing written, where one needs a closer look."""
+        updates, records = [], []
+        for i, key in together:
+            row, guard, own, _, seen = appends[i]
+            assert guard is not None
+            updates.append(
+                (row.step, row.number, row.head, row.attempts, row.seal, seen, now, row.wake_at, uptime, now,
+                 key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.step)
+            )  # fmt: skip
+            records.extend([(key, *record) for record in own])
         db.execute("SAVEPOINT together")
         if db.executemany(_SQL["append"], updates).rowcount != len(updates):
             db.execute("ROLLBACK TO together")
-            return None
+            return []
         db.executemany(_SQL["insert_record"], records)
-        return self._posted_answers(db, keys)
+        return self._posted_answers(db, [key for _, key in together])
 
     def _posted_answers(self, db: sqlite3.Connection, keys: Sequence[int]) -> list[Answer]:
         if db.execute(_SQL["newest_message"]).fetchone()[0] is None:
@@ -270,9 +281,7 @@ class SQLiteCheckpointStore(BatchStore):
         found = db.execute(_SQL["open_run"], (*sealed, uptime, now, now)).fetchone()
         return None if found is None else self._remember(row.run_id, found[0])
 
-    def _update_row(
-        self, db: sqlite3.Connection, key: int, append: Append, guard: Guard, uptime: int, now: int
-    ) -> bool:
+    def _update_row(self, db: sqlite3.Connection, key: int, append: Append, guard: Guard, uptime: int, now: int) -> bool:
         row = append.row
         if all(record.kind == RecordKind.SETTLED for record in append.records):
             same = (row.epoch, row.owner) == (guard.epoch, guard.owner)
@@ -294,13 +303,15 @@ class SQLiteCheckpointStore(BatchStore):
             return Answer(AnswerKind.OK, row.posted)
         if guard is None or row.status >= RunStatus.DONE or (row.epoch, row.owner) != (guard.epoch, guard.owner):
             return Answer(AnswerKind.FENCED, row.posted)
+        if guard.heartbeat_at not in (None, row.heartbeat_at):
+            return Answer(AnswerKind.FENCED, row.posted)  # the owner was heard since: it lives
         return Answer(AnswerKind.MOVED, row.posted)
 
-    def _renew(self, db: sqlite3.Connection, run_id: RunId, guard: Guard, seen: int | None) -> Answer:
+    def _renew(self, db: sqlite3.Connection, run_id: RunId, guard: Guard, seen: int | None, wake_at: int | None) -> Answer:
         key = self._key(db, run_id)
         if key is None:
             return _FENCED
-        values = (self._uptime(), seen, key, guard.epoch, guard.owner)
+        values = (self._uptime(), seen, wake_at, key, guard.epoch, guard.owner)
         found = db.execute(_SQL["renew"], values).fetchall()
         return Answer(AnswerKind.OK, found[0][0]) if found else _FENCED
 
@@ -309,10 +320,11 @@ class SQLiteCheckpointStore(BatchStore):
         if found is None or found[1].status == RunStatus.DELETED:
             return _FENCED
         key, row = found
+        if db.execute(_SQL["find_message"], (key, message.digest)).fetchone() is not None:
+            return Answer(AnswerKind.OK, row.posted)
         if row.status >= RunStatus.DONE and message.kind != "settlement":
             return Answer(AnswerKind.FENCED, row.posted)
-        if db.execute(_SQL["insert_message"], (key, *message)).rowcount == 0:
-            return Answer(AnswerKind.OK, row.posted)
+        db.execute(_SQL["insert_message"], (key, *message))
         raised = db.execute(_SQL["raise_posted"], (milliseconds(self._clock.now()), key)).fetchall()
         return Answer(AnswerKind.OK, raised[0][0])
 
@@ -430,6 +442,7 @@ class SQLiteCheckpointStore(BatchStore):
         """Nothing is known of the connection any more. The reader may be in use on another thread: it goes later."""
         db, self._writer = self._writer, None
         self._reader_is_stale = True
+        self._keys.clear()
         if db is not None:
             db.close()
 
@@ -438,16 +451,8 @@ class _Busy(Exception):
     """Another connection is writing."""
 
 
-def _runs_on(append: Append) -> bool:
-    """Whether the append leaves status, epoch and state as they are: the common one."""
-    row, guard = append.row, append.guard
-    return (
-        row.status == RunStatus.RUNNING and guard is not None and row.epoch == guard.epoch and append.checkpoint is None
-    )
-
-
 def _append_values(key: int, row: StoredRow, guard: Guard, seen: int, uptime: int, now: int) -> tuple[object, ...]:
-    """The parameters that `append` and `append_any` share, in their order."""
+    """The parameters of `append_any` after the first five, but for the last."""
     return (
         row.step, row.owner, row.number, row.head, row.attempts, row.seal, seen, now, row.wake_at, uptime, now,
         key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.step,
@@ -462,8 +467,7 @@ def _make_private(path: str) -> None:
         return
     except OSError as error:
         raise StoreRefused(
-            f"no SQLite file can be made at {path!r}: {error.strerror}; name a path in a folder that exists and can be "
-            "written"
+            f"no SQLite file can be made at {path!r}: {error.strerror}; name a path in a folder that exists and can be written"
         ) from error
 
 

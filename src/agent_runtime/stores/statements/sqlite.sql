@@ -73,7 +73,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (run_id) DO NOTHING RETURNING key;
 
 -- append: the guarded update of a run that runs on under its owner
-UPDATE runs SET step = ?, owner = ?, number = ?, head = ?, attempts = ?, seal = ?, wake_at = CASE WHEN posted > ? THEN ? ELSE ? END,
+UPDATE runs SET step = ?, number = ?, head = ?, attempts = ?, seal = ?, wake_at = CASE WHEN posted > ? THEN ? ELSE ? END,
                 heartbeat_at = ?, updated_at = ?
 WHERE key = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND status = 1 AND step BETWEEN ? - 1 AND ?;
 
@@ -117,7 +117,7 @@ SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, n
 FROM runs WHERE run_id > ? AND status = coalesce(?, status) AND (status < 11 OR ? = 11) ORDER BY run_id LIMIT ?;
 
 -- renew: the owner lives; guarded by epoch and owner alone
-UPDATE runs SET heartbeat_at = ?, wake_at = CASE WHEN posted = ? THEN NULL ELSE wake_at END
+UPDATE runs SET heartbeat_at = ?, wake_at = CASE WHEN posted = ? THEN ? ELSE wake_at END
 WHERE key = ? AND epoch = ? AND owner = ? AND status < 8 RETURNING posted;
 
 -- select_posted: how many messages a run has had
@@ -126,8 +126,11 @@ SELECT posted FROM runs WHERE key = ?;
 -- newest_message: whether any run has messages at all
 SELECT max(id) FROM inbox;
 
+-- find_message: whether a message has come already
+SELECT id FROM inbox WHERE key = ? AND digest = ?;
+
 -- insert_message: a message, once by its digest
-INSERT INTO inbox (key, digest, kind, body, seal) VALUES (?, ?, ?, ?, ?) ON CONFLICT (key, digest) DO NOTHING;
+INSERT INTO inbox (key, digest, kind, body, seal) VALUES (?, ?, ?, ?, ?);
 
 -- raise_posted: one more message, and reason to look at the run
 UPDATE runs SET posted = posted + 1, wake_at = ? WHERE key = ? RETURNING posted;

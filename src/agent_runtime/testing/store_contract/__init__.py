@@ -9,12 +9,16 @@ With pytest, give the cases a store, fresh for each of them:
             yield store
             await store.close()
 
-Without it, `run_contract(make_store)` runs them all and reports. There is no way to excuse a store from a case.
+To see the values that an assertion compared, put `pytest.register_assert_rewrite("agent_runtime.testing.store_contract")`
+into your `conftest.py`.
+
+Without pytest, `run_contract(make_store)` runs them all and reports. There is no way to excuse a store from a case.
 """
 
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -79,9 +83,7 @@ def cases() -> dict[str, Case]:
     return found
 
 
-async def run_contract(
-    make_store: Callable[[], Awaitable[CheckpointStore]], *, timeout_seconds: float = 60.0
-) -> Report:
+async def run_contract(make_store: Callable[[], Awaitable[CheckpointStore]], *, timeout_seconds: float = 60.0) -> Report:
     """Run every case on a store of its own, which `make_store` makes, empty, and which is closed afterwards."""
     if not __debug__:
         raise RuntimeError("the contract speaks in assertions, and `python -O` takes them away; run it without -O")
@@ -92,7 +94,7 @@ async def run_contract(
             async with asyncio.timeout(timeout_seconds):
                 await _run_case(case, make_store)
         except Exception as error:  # whatever a store does wrong is a finding, and the other cases go on
-            failed[name] = f"{type(error).__name__}: {error}"
+            failed[name] = _finding(error)
         else:
             passed.append(name)
     return Report(tuple(passed), failed)
@@ -104,3 +106,10 @@ async def _run_case(case: Case, make_store: Callable[[], Awaitable[CheckpointSto
         await case(StoreContract(), store)
     finally:
         await store.close()
+
+
+def _finding(error: Exception) -> str:
+    """What went wrong, and where: an assertion that says nothing is quoted."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = str(error) or str(place.line)
+    return f"{type(error).__name__} in {place.name}, line {place.lineno} of {place.filename}: {what}"

@@ -14,6 +14,7 @@ from agent_runtime.testing.store_contract.witness import (
     MOVED,
     OK,
     answer_to,
+    demand,
     ended,
     in_thread,
     land,
@@ -26,7 +27,7 @@ from agent_runtime.testing.store_contract.witness import (
 )
 
 RACES = 20
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 1.0
 IDLE_ENOUGH_MS = 40
 
 
@@ -51,33 +52,33 @@ class Claiming:
         before = await opened(store)
         draft = await land(store, before, before.claim(BOB))
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, before.add(b"late", checkpoint=b"state")) is FENCED
-            assert await answer_to(store, before.end()) is FENCED
+            demand(FENCED, await answer_to(store, before.add(b"late", checkpoint=b"state")))
+            demand(FENCED, await answer_to(store, before.end()))
 
     async def test_a_claim_fences_the_heartbeat_of_the_owner_before(self, store: CheckpointStore) -> None:
         before = await opened(store)
         draft = await land(store, before, before.claim(BOB))
         async with untouched(store, draft.run_id):
-            assert (await store.renew(before.run_id, guard=before.guard)).kind is FENCED
+            demand(FENCED, await store.renew(before.run_id, guard=before.guard))
 
     async def test_a_claim_fences_what_the_owner_before_would_delete(self, store: CheckpointStore) -> None:
         before = await opened(store)
         draft = await land(store, before, before.claim(BOB))
         async with untouched(store, draft.run_id):
-            assert (await store.delete(before.run_id, guard=before.guard)).kind is FENCED
+            demand(FENCED, await store.delete(before.run_id, guard=before.guard))
 
     async def test_the_same_claim_again_is_ok(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         claim = draft.claim(BOB, heartbeat_at=(await read_row(store, draft.run_id)).heartbeat_at)
         draft = await land(store, draft, claim)
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, claim) is OK
+            demand(OK, await answer_to(store, claim))
 
     async def test_a_claim_that_comes_second_is_fenced_and_leaves_nothing(self, store: CheckpointStore) -> None:
         before = await opened(store)
         draft = await land(store, before, before.claim(BOB))
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, before.claim(owner_named("Carol"))) is FENCED
+            demand(FENCED, await answer_to(store, before.claim(owner_named("Carol"))))
 
     async def test_a_claim_that_names_the_heartbeat_lands_where_nobody_was_heard(self, store: CheckpointStore) -> None:
         draft = await opened(store)
@@ -89,16 +90,16 @@ class Claiming:
         draft = await opened(store)
         for _ in range(RACES):
             heard = (await read_row(store, draft.run_id)).heartbeat_at
-            assert (await store.renew(draft.run_id, guard=draft.guard)).kind is OK
+            demand(OK, await store.renew(draft.run_id, guard=draft.guard))
             async with untouched(store, draft.run_id):
-                assert await answer_to(store, draft.claim(BOB, heartbeat_at=heard)) is FENCED
+                demand(FENCED, await answer_to(store, draft.claim(BOB, heartbeat_at=heard)))
 
     async def test_a_claim_that_names_the_heartbeat_is_moved_by_an_append(self, store: CheckpointStore) -> None:
         before = await opened(store)
         heard = (await read_row(store, before.run_id)).heartbeat_at
         draft = await land(store, before, before.add(b"alive"))
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, before.claim(BOB, heartbeat_at=heard)) is MOVED
+            demand(MOVED, await answer_to(store, before.claim(BOB, heartbeat_at=heard)))
 
     async def test_a_claim_that_names_no_heartbeat_lands_after_a_renewal(self, store: CheckpointStore) -> None:
         draft = await opened(store)
@@ -147,8 +148,8 @@ class Claiming:
         before = await opened(store)
         draft = await land(store, before, before.park())
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, before.add(b"late")) is FENCED
-            assert (await store.renew(before.run_id, guard=before.guard)).kind is FENCED
+            demand(FENCED, await answer_to(store, before.add(b"late")))
+            demand(FENCED, await store.renew(before.run_id, guard=before.guard))
 
     async def test_a_run_that_is_not_final_may_be_claimed_whatever_its_status(self, store: CheckpointStore) -> None:
         for status in (RunStatus.PAUSED, RunStatus.BLOCKED, RunStatus.QUARANTINED):
@@ -163,7 +164,7 @@ class Claiming:
         claim = draft.claim(BOB)
         row = claim.row._replace(key_id="next", lease_ms=5_000)
         row = row._replace(seal=draft.sealer.row(row))
-        assert await answer_to(store, claim._replace(row=row)) is OK
+        demand(OK, await answer_to(store, claim._replace(row=row)))
         stored = await read_row(store, draft.run_id)
         assert sealed_part(stored) == sealed_part(row)
         assert stored.lease_ms == 5_000
@@ -185,23 +186,23 @@ class Renewing:
 
     async def test_the_owner_may_renew(self, store: CheckpointStore) -> None:
         draft = await opened(store)
-        assert (await store.renew(draft.run_id, guard=draft.guard)).kind is OK
+        demand(OK, await store.renew(draft.run_id, guard=draft.guard))
 
     async def test_a_renewal_is_fenced_for_another_owner_or_epoch(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         async with untouched(store, draft.run_id):
             for guard in (draft.guard._replace(owner=BOB), draft.guard._replace(epoch=2)):
-                assert (await store.renew(draft.run_id, guard=guard)).kind is FENCED
+                demand(FENCED, await store.renew(draft.run_id, guard=guard))
 
     async def test_a_renewal_is_fenced_where_there_is_no_run(self, store: CheckpointStore) -> None:
         draft = Draft.of()
-        assert (await store.renew(draft.run_id, guard=draft.guard)).kind is FENCED
+        demand(FENCED, await store.renew(draft.run_id, guard=draft.guard))
         assert await store.latest(draft.run_id) is None
 
     async def test_a_renewal_asks_for_no_number_and_no_head(self, store: CheckpointStore) -> None:
         before = await opened(store)
         draft = await land(store, before, before.step_on(b"one"))
-        assert (await store.renew(draft.run_id, guard=before.guard)).kind is OK
+        demand(OK, await store.renew(draft.run_id, guard=before.guard))
 
     async def test_a_renewal_touches_hints_alone(self, store: CheckpointStore) -> None:
         draft = await opened(store)
@@ -232,7 +233,7 @@ class Renewing:
     async def test_a_run_that_has_ended_is_not_renewed(self, store: CheckpointStore) -> None:
         draft = await ended(store)
         async with untouched(store, draft.run_id):
-            assert (await store.renew(draft.run_id, guard=draft.guard)).kind is FENCED
+            demand(FENCED, await store.renew(draft.run_id, guard=draft.guard))
 
     async def test_a_run_grows_idle_until_it_is_renewed(self, store: CheckpointStore) -> None:
         draft = await opened(store)

@@ -15,6 +15,7 @@ from agent_runtime.testing.store_contract.witness import (
     MOVED,
     OK,
     answer_to,
+    demand,
     in_thread,
     land,
     opened,
@@ -45,9 +46,7 @@ class Crowding:
         for draft in finals:
             await read_as(store, draft)
 
-    async def test_batches_that_share_runs_in_other_orders_do_not_block_each_other(
-        self, store: CheckpointStore
-    ) -> None:
+    async def test_batches_that_share_runs_in_other_orders_do_not_block_each_other(self, store: CheckpointStore) -> None:
         drafts = [await opened(store, f"run-{i}") for i in range(8)]
         async with reopened(store) as other:
             for i in range(6):
@@ -66,9 +65,7 @@ class Crowding:
         async with reopened(store) as other:
             for _ in range(5):
                 forks = [draft.add(b"fork %d" % i, b"its tail", checkpoint=b"state %d" % i) for i in range(10)]
-                answers = await asyncio.gather(
-                    *(answer_to((store, other)[i % 2], fork) for i, fork in enumerate(forks))
-                )
+                answers = await asyncio.gather(*(answer_to((store, other)[i % 2], fork) for i, fork in enumerate(forks)))
                 assert answers.count(OK) == 1, f"one fork lands, found {answers}"
                 assert answers.count(MOVED) == 9, f"the others are moved, found {answers}"
                 fork = forks[answers.index(OK)]
@@ -129,7 +126,7 @@ class Crowding:
 
         async def beat(other: CheckpointStore) -> None:
             for _ in range(APPENDS):
-                assert (await other.renew(draft.run_id, guard=guard)).kind is OK
+                demand(OK, await other.renew(draft.run_id, guard=guard))
                 assert [answer.kind for answer in await other.renew_all([(draft.run_id, guard)])] == [OK]
 
         async with _beside(in_thread(store, beat)):
@@ -141,7 +138,7 @@ class Crowding:
 
         async def post_all(other: CheckpointStore) -> None:
             for i in range(APPENDS):
-                assert (await other.post(draft.run_id, draft.message(b"%d" % i))).kind is OK
+                demand(OK, await other.post(draft.run_id, draft.message(b"%d" % i)))
 
         async with _beside(in_thread(store, post_all)):
             last = await _write_in_threes(store, draft)

@@ -11,10 +11,12 @@ from agent_runtime.testing.store_contract.witness import (
     MOVED,
     OK,
     answer_to,
+    demand,
     ended,
     land,
     opened,
     read_as,
+    read_row,
     untouched,
 )
 
@@ -30,22 +32,22 @@ class Ending:
         end = draft.end()
         draft = await land(store, draft, end)
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, end) is OK
+            demand(OK, await answer_to(store, end))
 
     async def test_a_final_run_takes_no_common_record(self, store: CheckpointStore) -> None:
         for status in FINAL:
             draft = await opened(store, status.name)
             draft = await land(store, draft, draft.end(status))
             async with untouched(store, draft.run_id):
-                assert await answer_to(store, draft.add(b"more", checkpoint=b"state")) is FENCED
-                assert await answer_to(store, draft.step_on(b"more")) is FENCED
+                demand(FENCED, await answer_to(store, draft.add(b"more", checkpoint=b"state")))
+                demand(FENCED, await answer_to(store, draft.step_on(b"more")))
 
     async def test_a_final_run_is_not_claimed(self, store: CheckpointStore) -> None:
         for status in FINAL:
             draft = await opened(store, status.name)
             draft = await land(store, draft, draft.end(status))
             async with untouched(store, draft.run_id):
-                assert await answer_to(store, draft.claim(BOB)) is FENCED
+                demand(FENCED, await answer_to(store, draft.claim(BOB)))
 
     async def test_a_final_run_takes_settled_records_and_stays_as_it_is(self, store: CheckpointStore) -> None:
         for status in FINAL:
@@ -61,14 +63,14 @@ class Ending:
         settle = draft.settle()
         draft = await land(store, draft, settle)
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, settle) is OK
+            demand(OK, await answer_to(store, settle))
 
     async def test_a_settled_record_brings_no_other_into_a_final_run(self, store: CheckpointStore) -> None:
         draft = await ended(store)
         settled, done = Entry(RecordKind.SETTLED, b"yes", "0", 1), Entry(RecordKind.DONE, b"result", "0", 1)
         async with untouched(store, draft.run_id):
             for entries in ((settled, done), (done, settled)):
-                assert await answer_to(store, draft.append(draft.row, *entries)) is FENCED
+                demand(FENCED, await answer_to(store, draft.append(draft.row, *entries)))
 
     async def test_a_settled_record_changes_nothing_else_of_a_final_run(self, store: CheckpointStore) -> None:
         draft = await ended(store)
@@ -82,7 +84,7 @@ class Ending:
                 row._replace(owner=ALICE),
             ):
                 answer = await answer_to(store, draft.append(changed, settled))
-                assert answer is FENCED, f"found {answer} for {changed}"
+                demand(FENCED, answer)
 
     async def test_a_settled_record_is_guarded_in_a_final_run(self, store: CheckpointStore) -> None:
         draft = await ended(store)
@@ -93,14 +95,14 @@ class Ending:
                 draft.guard._replace(owner=ALICE),
                 draft.guard._replace(head=OTHER_HEAD),
             ):
-                assert await answer_to(store, settle._replace(guard=guard)) is FENCED
+                demand(FENCED, await answer_to(store, settle._replace(guard=guard)))
 
     async def test_of_two_settled_records_for_one_place_the_second_is_fenced(self, store: CheckpointStore) -> None:
         draft = await ended(store)
         first, second = draft.settle(b"it happened"), draft.settle(b"it did not")
         draft = await land(store, draft, first)
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, second) is FENCED
+            demand(FENCED, await answer_to(store, second))
 
     async def test_a_settled_record_is_an_append_like_any_other_before_the_end(self, store: CheckpointStore) -> None:
         draft = await opened(store)
@@ -116,7 +118,7 @@ class Deleting:
         draft = await opened(store)
         draft = await land(store, draft, draft.step_on(b"one", checkpoint=b"state"))
         await store.post(draft.run_id, draft.message())
-        assert (await store.delete(draft.run_id, guard=draft.guard)).kind is OK
+        demand(OK, await store.delete(draft.run_id, guard=draft.guard))
         mark = await store.latest(draft.run_id)
         assert mark is not None, "a deleted run leaves a mark"
         assert (mark.row.status, mark.row.number) == (RunStatus.DELETED, 0)
@@ -133,12 +135,12 @@ class Deleting:
         draft = await land(store, draft, opening)
         await store.delete(draft.run_id, guard=draft.guard)
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, opening) is FENCED
-            assert await answer_to(store, Draft.of(owner=BOB).open(b"new", checkpoint=b"state")) is FENCED
+            demand(FENCED, await answer_to(store, opening))
+            demand(FENCED, await answer_to(store, Draft.of(owner=BOB).open(b"new", checkpoint=b"state")))
 
     async def test_a_final_run_may_be_deleted(self, store: CheckpointStore) -> None:
         draft = await ended(store)
-        assert (await store.delete(draft.run_id, guard=draft.guard)).kind is OK
+        demand(OK, await store.delete(draft.run_id, guard=draft.guard))
         assert await store.calls(draft.run_id) == []
 
     async def test_a_deletion_is_guarded_like_any_append(self, store: CheckpointStore) -> None:
@@ -153,41 +155,41 @@ class Deleting:
                 (before.guard, MOVED),
             ):
                 answer = await store.delete(draft.run_id, guard=wrong)
-                assert answer.kind is expected, f"found {answer.kind} for {wrong}"
+                demand(expected, answer)
 
     async def test_a_run_is_deleted_once(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         await store.delete(draft.run_id, guard=draft.guard)
-        assert (await store.delete(draft.run_id, guard=draft.guard)).kind is FENCED
-        [mark] = await store.list_runs(status=RunStatus.DELETED)
+        demand(FENCED, await store.delete(draft.run_id, guard=draft.guard))
+        mark = await read_row(store, draft.run_id)
         again = draft.guard._replace(epoch=mark.epoch, owner=mark.owner, number=mark.number, head=mark.head)
-        assert (await store.delete(draft.run_id, guard=again)).kind is FENCED
+        demand(FENCED, await store.delete(draft.run_id, guard=again))
 
     async def test_to_delete_no_run_is_fenced(self, store: CheckpointStore) -> None:
         draft = Draft.of()
-        assert (await store.delete(draft.run_id, guard=draft.guard)).kind is FENCED
+        demand(FENCED, await store.delete(draft.run_id, guard=draft.guard))
         assert await store.latest(draft.run_id) is None
 
     async def test_a_deleted_run_takes_nothing_more(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         await store.delete(draft.run_id, guard=draft.guard)
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, draft.add(b"late")) is FENCED
-            assert await answer_to(store, draft.settle()) is FENCED
-            assert await answer_to(store, draft.claim(BOB)) is FENCED
-            assert (await store.renew(draft.run_id, guard=draft.guard)).kind is FENCED
-            assert (await store.post(draft.run_id, draft.message())).kind is FENCED
-            assert (await store.post(draft.run_id, draft.message(kind="settlement"))).kind is FENCED
+            demand(FENCED, await answer_to(store, draft.add(b"late")))
+            demand(FENCED, await answer_to(store, draft.settle()))
+            demand(FENCED, await answer_to(store, draft.claim(BOB)))
+            demand(FENCED, await store.renew(draft.run_id, guard=draft.guard))
+            demand(FENCED, await store.post(draft.run_id, draft.message()))
+            demand(FENCED, await store.post(draft.run_id, draft.message(kind="settlement")))
 
     async def test_what_knows_the_mark_of_a_deleted_run_adds_nothing_to_it(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         await store.delete(draft.run_id, guard=draft.guard)
-        [mark] = await store.list_runs(status=RunStatus.DELETED)
+        mark = await read_row(store, draft.run_id)
         knowing = Draft(mark, draft.sealer)
         settle = knowing.append(mark, Entry(RecordKind.SETTLED, b"yes", "0", 1))._replace(guard=knowing.guard)
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, settle) is FENCED
-            assert (await store.renew(draft.run_id, guard=knowing.guard)).kind is FENCED
+            demand(FENCED, await answer_to(store, settle))
+            demand(FENCED, await store.renew(draft.run_id, guard=knowing.guard))
 
     async def test_a_deleted_run_is_listed_only_where_asked_for(self, store: CheckpointStore) -> None:
         await opened(store, "kept")

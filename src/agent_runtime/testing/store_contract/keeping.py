@@ -86,9 +86,7 @@ class Keeping:
     async def test_the_bytes_of_a_record_come_back_as_they_were(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         draft = await land(store, draft, draft.add(*BODIES.values()))
-        found = {
-            name: record.body for name, record in zip(BODIES, await store.calls(draft.run_id, since=1), strict=True)
-        }
+        found = {name: record.body for name, record in zip(BODIES, await store.calls(draft.run_id, since=1), strict=True)}
         assert found == BODIES
         await read_as(store, draft)
 

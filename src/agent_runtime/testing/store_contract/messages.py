@@ -12,6 +12,7 @@ from agent_runtime.testing.store_contract.draft import BOB, Draft
 from agent_runtime.testing.store_contract.witness import (
     FENCED,
     OK,
+    demand,
     ended,
     in_thread,
     land,
@@ -39,7 +40,7 @@ class Posting:
 
     async def test_a_message_to_no_run_is_fenced(self, store: CheckpointStore) -> None:
         draft = Draft.of()
-        assert (await store.post(draft.run_id, draft.message())).kind is FENCED
+        demand(FENCED, await store.post(draft.run_id, draft.message()))
         assert await store.inbox(draft.run_id) == []
         draft = await opened(store)
         assert await store.inbox(draft.run_id) == []
@@ -79,7 +80,7 @@ class Posting:
         await read_as(store, draft)
         draft = await land(store, draft, draft.claim(BOB, heartbeat_at=heard))
 
-    async def test_messages_outlive_claims(self, store: CheckpointStore) -> None:
+    async def test_messages_stay_when_a_run_is_claimed(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         await store.post(draft.run_id, draft.message())
         draft = await land(store, draft, draft.claim(BOB))
@@ -97,7 +98,7 @@ class Posting:
         draft = await ended(store)
         async with untouched(store, draft.run_id):
             for kind in ("verdict", "cancel", "signal", "late"):
-                assert (await store.post(draft.run_id, draft.message(kind=kind))).kind is FENCED
+                demand(FENCED, await store.post(draft.run_id, draft.message(kind=kind)))
 
     async def test_a_final_run_takes_a_settlement(self, store: CheckpointStore) -> None:
         draft = await ended(store)
@@ -111,7 +112,7 @@ class Posting:
         await store.post(draft.run_id, draft.message())
         draft = await land(store, draft, draft.end())
         async with untouched(store, draft.run_id):
-            assert (await store.post(draft.run_id, draft.message())).kind is OK
+            demand(OK, await store.post(draft.run_id, draft.message()))
 
     async def test_messages_from_many_sides_at_once_all_count(self, store: CheckpointStore) -> None:
         draft = await opened(store)
@@ -125,9 +126,7 @@ class Posting:
 
     async def test_the_same_message_from_many_sides_counts_once(self, store: CheckpointStore) -> None:
         draft = await opened(store)
-        await asyncio.gather(
-            *(in_thread(store, lambda other: other.post(draft.run_id, draft.message())) for _ in range(4))
-        )
+        await asyncio.gather(*(in_thread(store, lambda other: other.post(draft.run_id, draft.message())) for _ in range(4)))
         assert await store.inbox(draft.run_id) == [draft.message()]
         assert (await read_row(store, draft.run_id)).posted == 1
 

@@ -219,9 +219,7 @@ class Listing:
                 draft = await opened(store, f"{status.name} {i}")
                 await land(store, draft, draft.end(status) if status.is_final else draft.park(status))
         for status in statuses:
-            found = [
-                row.run_id for row in await store.list_runs(status=status, limit=2, after=RunId(f"{status.name} 0"))
-            ]
+            found = [row.run_id for row in await store.list_runs(status=status, limit=2, after=RunId(f"{status.name} 0"))]
             assert found == [f"{status.name} 1", f"{status.name} 2"]
         assert await store.list_runs(status=RunStatus.FAILED) == []
 

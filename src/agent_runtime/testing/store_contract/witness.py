@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredMessage, StoredRow, StoredRun
 from agent_runtime.journal.seal import open_run
-from agent_runtime.journal.store import AnswerKind, Append, CheckpointStore
+from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointStore
 from agent_runtime.testing.store_contract.draft import RING, TENANT, Draft
 
 T = TypeVar("T")
@@ -28,6 +28,12 @@ async def answer_to(store: CheckpointStore, append: Append) -> AnswerKind:
     """The store's answer to one append."""
     [answer] = await store.commit([append])
     return answer.kind
+
+
+def demand(kind: AnswerKind, found: Answer | AnswerKind) -> None:
+    """What the store answered must be of that kind."""
+    answered = found.kind if isinstance(found, Answer) else found
+    assert answered is kind, f"the answer must be {kind.value}, found {answered.value}"
 
 
 async def land(store: CheckpointStore, draft: Draft, append: Append) -> Draft:

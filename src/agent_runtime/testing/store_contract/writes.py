@@ -10,6 +10,7 @@ from agent_runtime.testing.store_contract.witness import (
     MOVED,
     OK,
     answer_to,
+    demand,
     land,
     opened,
     read,
@@ -39,7 +40,7 @@ class Writing:
     async def test_a_new_run_is_fenced_where_another_has_its_id(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, Draft.of(owner=BOB).open(b"mine", checkpoint=b"state")) is FENCED
+            demand(FENCED, await answer_to(store, Draft.of(owner=BOB).open(b"mine", checkpoint=b"state")))
 
     async def test_a_new_run_is_fenced_once_the_first_has_gone_on(self, store: CheckpointStore) -> None:
         draft = Draft.of()
@@ -47,13 +48,13 @@ class Writing:
         draft = await land(store, draft, opening)
         draft = await land(store, draft, draft.add(b"more"))
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, opening) is FENCED
+            demand(FENCED, await answer_to(store, opening))
 
     async def test_the_same_new_run_again_is_ok_and_adds_nothing(self, store: CheckpointStore) -> None:
         opening = Draft.of().open(b"first", checkpoint=b"state")
-        assert await answer_to(store, opening) is OK
+        demand(OK, await answer_to(store, opening))
         async with untouched(store, opening.row.run_id):
-            assert await answer_to(store, opening) is OK
+            demand(OK, await answer_to(store, opening))
 
     async def test_an_append_adds_its_records_and_sets_the_row(self, store: CheckpointStore) -> None:
         draft = await opened(store)
@@ -68,21 +69,21 @@ class Writing:
         append = draft.step_on(b"one", b"two", checkpoint=b"state")
         draft = await land(store, draft, append)
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, append) is OK
+            demand(OK, await answer_to(store, append))
 
     async def test_the_same_append_again_is_ok_on_a_fresh_connection(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         append = draft.add(b"one")
         draft = await land(store, draft, append)
         async with reopened(store) as other, untouched(store, draft.run_id):
-            assert await answer_to(other, append) is OK
+            demand(OK, await answer_to(other, append))
 
     async def test_an_append_is_ok_again_after_a_renewal(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         append = draft.add(b"one")
         draft = await land(store, draft, append)
         await store.renew(draft.run_id, guard=draft.guard)
-        assert await answer_to(store, append) is OK
+        demand(OK, await answer_to(store, append))
         await read_as(store, draft)
 
     async def test_an_append_that_others_have_followed_is_moved(self, store: CheckpointStore) -> None:
@@ -91,11 +92,11 @@ class Writing:
         draft = await land(store, draft, early)
         draft = await land(store, draft, draft.add(b"late"))
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, early) is MOVED
+            demand(MOVED, await answer_to(store, early))
 
     async def test_an_append_to_no_run_is_fenced(self, store: CheckpointStore) -> None:
         draft = Draft.of()
-        assert await answer_to(store, draft.after(draft.open()).add(b"one")) is FENCED
+        demand(FENCED, await answer_to(store, draft.after(draft.open()).add(b"one")))
         assert await store.load_many([draft.run_id]) == [None]
         assert await store.calls(draft.run_id) == []
 
@@ -104,39 +105,41 @@ class Writing:
         for epoch in (0, 2):
             async with untouched(store, draft.run_id):
                 append = draft.add(b"one", checkpoint=b"state")
-                assert await answer_to(store, append._replace(guard=draft.guard._replace(epoch=epoch))) is FENCED
+                demand(FENCED, await answer_to(store, append._replace(guard=draft.guard._replace(epoch=epoch))))
 
     async def test_an_append_under_another_owner_is_fenced(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         async with untouched(store, draft.run_id):
             append = draft.add(b"one", checkpoint=b"state")
-            assert await answer_to(store, append._replace(guard=draft.guard._replace(owner=BOB))) is FENCED
+            demand(FENCED, await answer_to(store, append._replace(guard=draft.guard._replace(owner=BOB))))
 
     async def test_an_append_past_another_number_is_moved(self, store: CheckpointStore) -> None:
         draft = await opened(store)
-        longer = draft.after(draft.add(b"lost"))
-        async with untouched(store, draft.run_id):
-            assert await answer_to(store, longer.add(b"one", checkpoint=b"state")) is MOVED
+        lost = draft.after(draft.add(b"lost"))
+        skipping = Draft(draft.row._replace(number=2), draft.sealer)
+        for longer in (lost, skipping):
+            async with untouched(store, draft.run_id):
+                demand(MOVED, await answer_to(store, longer.add(b"one", checkpoint=b"state")))
 
     async def test_an_append_onto_another_head_is_moved(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         async with untouched(store, draft.run_id):
             append = draft.add(b"one", checkpoint=b"state")
-            assert await answer_to(store, append._replace(guard=draft.guard._replace(head=OTHER_HEAD))) is MOVED
+            demand(MOVED, await answer_to(store, append._replace(guard=draft.guard._replace(head=OTHER_HEAD))))
 
     async def test_who_owns_a_run_is_judged_before_what_it_holds(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         for guard in (draft.guard._replace(owner=BOB), draft.guard._replace(epoch=2)):
             append = draft.add(b"one")._replace(guard=guard._replace(head=OTHER_HEAD))
             async with untouched(store, draft.run_id):
-                assert await answer_to(store, append) is FENCED
+                demand(FENCED, await answer_to(store, append))
 
     async def test_of_two_appends_from_one_place_the_second_is_moved(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         first, fork = draft.add(b"one"), draft.add(b"other", b"and more", checkpoint=b"state")
         draft = await land(store, draft, first)
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, fork) is MOVED
+            demand(MOVED, await answer_to(store, fork))
 
     async def test_a_run_stays_at_its_step_or_goes_one_on(self, store: CheckpointStore) -> None:
         draft = await opened(store)
@@ -148,13 +151,13 @@ class Writing:
     async def test_a_run_that_skips_a_step_is_moved(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, draft.step_on(b"one", checkpoint=b"state", steps=2)) is MOVED
+            demand(MOVED, await answer_to(store, draft.step_on(b"one", checkpoint=b"state", steps=2)))
 
     async def test_a_run_that_goes_back_a_step_is_moved(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         draft = await land(store, draft, draft.step_on(b"one"))
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, draft.step_on(b"back", checkpoint=b"state", steps=-1)) is MOVED
+            demand(MOVED, await answer_to(store, draft.step_on(b"back", checkpoint=b"state", steps=-1)))
 
     async def test_save_moves_a_run_from_step_to_step(self, store: CheckpointStore) -> None:
         draft = Draft.of()
@@ -162,13 +165,11 @@ class Writing:
         answer = await store.save(
             draft.run_id, Step(0), opening.checkpoint, row=opening.row, guard=None, records=opening.records
         )
-        assert answer.kind is OK
+        demand(OK, answer)
         draft = draft.after(opening)
         move = draft.step_on(b"one", b"two", checkpoint=b"state at 1")
-        answer = await store.save(
-            draft.run_id, Step(1), move.checkpoint, row=move.row, guard=move.guard, records=move.records
-        )
-        assert answer.kind is OK
+        answer = await store.save(draft.run_id, Step(1), move.checkpoint, row=move.row, guard=move.guard, records=move.records)
+        demand(OK, answer)
         run = await read_as(store, draft.after(move))
         assert (run.records, run.checkpoint) == (opening.records + move.records, move.checkpoint)
 
@@ -183,13 +184,13 @@ class Writing:
                 answer = await store.save(
                     draft.run_id, Step(1), move.checkpoint, row=move.row, guard=guard, records=move.records
                 )
-                assert answer.kind is expected
+                demand(expected, answer)
 
     async def test_record_call_adds_one_record_at_the_same_step(self, store: CheckpointStore) -> None:
         draft = await opened(store)
         append = draft.add(b"one")
         answer = await store.record_call(draft.run_id, append.records[0], row=append.row, guard=draft.guard)
-        assert answer.kind is OK
+        demand(OK, answer)
         assert (await read_as(store, draft.after(append))).records[1:] == append.records
 
     async def test_record_call_is_guarded_like_any_append(self, store: CheckpointStore) -> None:
@@ -201,7 +202,7 @@ class Writing:
         ):
             async with untouched(store, draft.run_id):
                 answer = await store.record_call(draft.run_id, append.records[0], row=append.row, guard=guard)
-                assert answer.kind is expected
+                demand(expected, answer)
 
     async def test_three_hundred_records_land_in_one_append(self, store: CheckpointStore) -> None:
         draft = await opened(store)
@@ -214,7 +215,7 @@ class Writing:
         fork = draft.add(*(b"%d" % i for i in range(300)))
         draft = await land(store, draft, draft.add(b"first"))
         async with untouched(store, draft.run_id):
-            assert await answer_to(store, fork) is MOVED
+            demand(MOVED, await answer_to(store, fork))
 
 
 class Batching:

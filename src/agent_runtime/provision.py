@@ -1,0 +1,265 @@
+"""The provisioning agent: it stands up a server, a database and a DNS record, and shows what a crash does to a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agent_runtime.crash import CrashPlan, plan_from
+from agent_runtime.entropy import SYSTEM_ENTROPY
+from agent_runtime.errors import (
+    AgentRuntimeError,
+    CheckpointConflict,
+    CheckpointNotFound,
+    InvalidSetting,
+    KeyConflict,
+    RecoveryNeedsDecision,
+)
+from agent_runtime.ids import check_run_id
+from agent_runtime.journal.seal import KeyRing, key_beside, parse_key
+from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.messages import Message, Reply, ToolCall
+from agent_runtime.offload import SYSTEM_OFFLOAD
+from agent_runtime.recovery import Found, find
+from agent_runtime.settings import GOAL, Settings, read_settings
+from agent_runtime.stores import open_store, sqlite_path
+from agent_runtime.telemetry import LogSink, log_line
+from agent_runtime.tool_loop import KIND, LoopResult, make_backing, recover_tool_loop, run_tool_loop
+from agent_runtime.tools import ToolRegistry, ToolSpec, idempotency_key
+
+NAME = "provision"
+HTTP_SECONDS = 30.0
+KEY_SIZE = 32
+
+
+def main(environ: Mapping[str, str] | None = None) -> int:
+    """Work the run that the environment names to its end; gives the exit code. Errors go to standard error."""
+    try:
+        environ = os.environ if environ is None else environ
+        return asyncio.run(_until_told_to_stop(read_settings(environ), plan_from(environ)))
+    except KeyboardInterrupt:
+        print("INFO stopped by Ctrl-C; the run can be picked up again", flush=True)
+        return 130
+    except AgentRuntimeError as error:
+        print(f"ERROR {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 3 if isinstance(error, RecoveryNeedsDecision) else 1
+
+
+async def _until_told_to_stop(settings: Settings, plan: CrashPlan) -> int:
+    """Work the run; on SIGTERM stop at once and leave it so that it can be picked up."""
+    task = asyncio.current_task()
+    assert task is not None
+    told: list[int] = []
+
+    def stop() -> None:
+        told.append(1)
+        task.cancel()
+
+    with suppress(NotImplementedError):  # where the event loop takes no signals, SIGTERM ends the process as a kill would
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+    try:
+        await provision(settings, plan)
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        print("INFO stopped by SIGTERM; the run can be picked up again", flush=True)
+        return 143
+    return 0
+
+
+async def provision(settings: Settings, plan: CrashPlan) -> LoopResult:
+    """Start the run, pick it up, or give back what it came to."""
+    if settings.planner != "mock":
+        raise InvalidSetting(f"PLANNER is 'mock' in this version, found {settings.planner!r}")
+    run_id = check_run_id(settings.run_id or SYSTEM_ENTROPY.draw(16).hex())
+    store = open_store(settings.database_url)
+    try:
+        ring = KeyRing.of(_key(settings))
+        found = await _look(store, ring, run_id)
+        await _greet(settings, store, run_id)
+        with ExitStack() as started:
+            cloud, model = _remotes(settings, started)
+            result = await _work(settings, plan, store, ring, run_id, found, cloud, model)
+        if found is not None and found.status.is_final:
+            print(log_line("done", run_id, {"steps": result.steps, "llm_calls": result.llm_calls}), flush=True)
+        print(result.output, flush=True)
+        return result
+    finally:
+        await store.close()
+
+
+async def _look(store: CheckpointStore, ring: KeyRing, run_id: str) -> Found | None:
+    try:
+        return await find(make_backing(store, ring), check_run_id(run_id), kind=KIND, context=None)
+    except CheckpointNotFound:
+        return None
+
+
+async def _greet(settings: Settings, store: CheckpointStore, run_id: str) -> None:
+    """Without RUN_ID: print the fresh id, and name a run that could be picked up instead."""
+    if settings.run_id is not None:
+        return
+    unfinished = await store.list_unfinished(name=NAME, limit=1)
+    print(log_line("new", run_id, {}), flush=True)
+    for row in unfinished:
+        hint = f"RUN_ID={row.run_id} picks it up"
+        print(log_line("unfinished", row.run_id, {"hint": hint}), flush=True)
+
+
+async def _work(
+    settings: Settings,
+    plan: CrashPlan,
+    store: CheckpointStore,
+    ring: KeyRing,
+    run_id: str,
+    found: Found | None,
+    cloud: str,
+    model_url: str,
+) -> LoopResult:
+    goal = _goal(settings, found, run_id)
+    registry = cloud_tools(cloud)
+    model = MockModel(model_url, run_id=run_id, goal=goal)
+    backing: dict[str, Any] = {
+        "checkpoints": store,
+        "checkpoint_key": ring,
+        "sinks": [LogSink(describe=_describe)],
+        "crash": plan,
+        "commits": "each",
+        "lease_seconds": settings.lease_seconds,
+        "heartbeat_seconds": settings.heartbeat_seconds,
+    }
+    if found is not None:
+        return await recover_tool_loop(model, registry, run_id, **backing)
+    return await run_tool_loop(model, registry, goal, run_id=run_id, name=NAME, **backing)
+
+
+def _goal(settings: Settings, found: Found | None, run_id: str) -> str:
+    """The goal of the run: fixed when it is opened."""
+    if found is None:
+        return settings.goal or GOAL
+    stored: str = found.opened["input"]["messages"][0]["content"]
+    if settings.goal is not None and settings.goal != stored:
+        raise CheckpointConflict(
+            f"run {run_id!r} has the goal {stored!r}, and GOAL is {settings.goal!r}; leave GOAL unset to go on with the run, "
+            "or choose another RUN_ID"
+        )
+    return stored
+
+
+# The key and the remotes.
+
+
+def _key(settings: Settings) -> bytes:
+    """The key that is set, or the one in the file beside the store, made with the first use."""
+    if settings.checkpoint_key is not None:
+        return parse_key(settings.checkpoint_key)
+    if not settings.database_url.startswith("sqlite:"):
+        return SYSTEM_ENTROPY.draw(KEY_SIZE)
+    path = f"{sqlite_path(settings.database_url)}.key"
+    if os.path.exists(path):
+        return parse_key(f"file:{path}")
+    return key_beside(path, SYSTEM_ENTROPY.draw(KEY_SIZE))
+
+
+def _remotes(settings: Settings, started: ExitStack) -> tuple[str, str]:
+    """The addresses of cloud and model. What is not set is started in this process, its state on disk beside the store."""
+    cloud, model = settings.mock_cloud_url, settings.mock_llm_url
+    if cloud is not None and model is not None:
+        return cloud, model
+    from agent_runtime.mock import start_cloud, start_model
+
+    state = _mock_state(settings)
+    if cloud is None:
+        cloud = started.enter_context(start_cloud(state)).url
+    if model is None:
+        model = started.enter_context(start_model(state)).url
+    return cloud, model
+
+
+def _mock_state(settings: Settings) -> Path:
+    base = settings.database_url
+    path = Path(sqlite_path(base)) if base.startswith("sqlite:") else Path("agent_runtime.db")
+    return path.with_suffix(".mock.db")
+
+
+# The agent.
+
+
+def cloud_tools(url: str) -> ToolRegistry:
+    """What the agent may do at the cloud, which knows idempotency keys."""
+    registry = ToolRegistry()
+
+    @registry.tool(idempotent=True, timeout=HTTP_SECONDS)
+    def create_server(name: str, size: str = "small") -> dict[str, str]:
+        """Create a server."""
+        return _create(url, "server", {"name": name, "size": size})
+
+    @registry.tool(idempotent=True, timeout=HTTP_SECONDS)
+    def create_database(name: str, engine: str = "postgres") -> dict[str, str]:
+        """Create a database."""
+        return _create(url, "database", {"name": name, "engine": engine})
+
+    @registry.tool(idempotent=True, timeout=HTTP_SECONDS)
+    def create_dns_record(name: str, target: str) -> dict[str, str]:
+        """Point a name at a server."""
+        return _create(url, "dns_record", {"name": name, "target": target})
+
+    return registry
+
+
+class MockModel:
+    """The mock model over HTTP. It names the run with every request, so that the remote counts per run."""
+
+    def __init__(self, url: str, *, run_id: str, goal: str) -> None:
+        self._url = url
+        self._run_id = run_id
+        self._goal = goal
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply:
+        history = [{"tool": each.name, "result": _parsed(each.content)} for each in messages if each.role == "tool"]
+        question = {"run": self._run_id, "goal": self._goal, "history": history}
+        answer = await SYSTEM_OFFLOAD.start(partial(_post, f"{self._url}/decide", question, {})).outcome
+        calls = [ToolCall(call["id"], call["name"], call["args"]) for call in answer.get("tool_calls", ())]
+        return Reply(answer["text"], calls)
+
+
+def _create(url: str, kind: str, args: Mapping[str, str]) -> dict[str, str]:
+    key = idempotency_key()
+    try:
+        answer = _post(f"{url}/create", {"kind": kind, "args": dict(args)}, {"Idempotency-Key": key})
+    except urllib.error.HTTPError as error:
+        if error.code == 409:
+            raise KeyConflict(f"the cloud has seen key {key} with other arguments than {dict(args)}") from error
+        raise
+    return {"id": answer["id"], "remote": answer["remote"]}
+
+
+def _post(url: str, body: object, headers: Mapping[str, str]) -> dict[str, Any]:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=HTTP_SECONDS) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def _parsed(content: str) -> object:
+    try:
+        parsed: object = json.loads(content)
+    except ValueError:
+        return content
+    return parsed
+
+
+def _describe(result: object) -> Mapping[str, object]:
+    """A resource by its id, and whether the remote made it now."""
+    return {"result": result["id"], "remote": result["remote"]} if isinstance(result, Mapping) else {"result": result}

@@ -1,0 +1,68 @@
+"""What the environment sets, read once, each with its default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent_runtime.errors import InvalidSetting
+
+DATABASE_URL = "sqlite:///agent_runtime.db"
+GOAL = "stand up a web service"
+PLANNER = "mock"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a worker. None where the environment says nothing and the default is made when it is needed."""
+
+    database_url: str = DATABASE_URL
+    run_id: str | None = None
+    goal: str | None = None
+    planner: str = PLANNER
+    mock_cloud_url: str | None = None
+    mock_llm_url: str | None = None
+    checkpoint_key: str | None = None
+    lease_seconds: float = 12.0
+    poll_seconds: float = 3.0
+    heartbeat_seconds: float = 3.0
+    max_attempts: int = 5
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """The settings that an environment holds; `InvalidSetting` names the one that cannot be. Empty counts as unset."""
+    return Settings(
+        database_url=environ.get("DATABASE_URL") or DATABASE_URL,
+        run_id=environ.get("RUN_ID") or None,
+        goal=environ.get("GOAL") or None,
+        planner=environ.get("PLANNER") or PLANNER,
+        mock_cloud_url=environ.get("MOCK_CLOUD_URL") or None,
+        mock_llm_url=environ.get("MOCK_LLM_URL") or None,
+        checkpoint_key=environ.get("CHECKPOINT_KEY") or None,
+        lease_seconds=_seconds(environ, "LEASE", 12.0),
+        poll_seconds=_seconds(environ, "POLL", 3.0),
+        heartbeat_seconds=_seconds(environ, "HEARTBEAT", 3.0),
+        max_attempts=_count(environ, "MAX_ATTEMPTS", 5),
+    )
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name) or ""
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise InvalidSetting(f"{name} is a number of seconds above 0; found {text!r}")
+    return value
+
+
+def _count(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name) or ""
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise InvalidSetting(f"{name} is a whole number from 1; found {text!r}")
+    return int(text)

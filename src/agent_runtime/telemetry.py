@@ -1,0 +1,100 @@
+"""Sinks for what a run announces: log lines of a fixed form, and a kept history."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from agent_runtime.events import Event
+from agent_runtime.ids import seq_of
+
+Describe = Callable[[object], Mapping[str, object]]
+"""From a tool's result to the fields of its `confirmed` line."""
+
+
+def describe_result(result: object) -> Mapping[str, object]:
+    """The whole result as one field."""
+    return {"result": result}
+
+
+class LogSink:
+    """One event a line, `INFO verb run=… seq=… name=value …`, for people and programs to read.
+
+    Arguments and results are written as they are: give your own sink where they may hold secrets.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, describe: Describe = describe_result) -> None:
+        self._stream = stream
+        self._describe = describe
+
+    def __call__(self, event: Event) -> None:
+        for line in self._lines(event):
+            print(line, file=self._stream or sys.stdout, flush=True)
+
+    def _lines(self, event: Event) -> list[str]:
+        data = event.data
+        match event.name:
+            case "decision.made" | "decision.replayed":
+                return self._decisions("decided" if event.name == "decision.made" else "replayed", event)
+            case "call.started":
+                return [log_line("calling", event.run_id, _call_fields(data, "tool", "key", "attempt"))]
+            case "call.done" if "error" in data:
+                return [log_line("answered", event.run_id, _call_fields(data, "tool", "key", "error"))]
+            case "call.done":
+                told = self._describe(data["result"])
+                return [log_line("confirmed", event.run_id, {**_call_fields(data, "key"), **told})]
+            case "call.in_doubt":
+                return [log_line("in_doubt", event.run_id, _call_fields(data, "tool", "key", "attempt", "why"))]
+            case "run.claimed":
+                return [log_line("claimed", event.run_id, {"epoch": data["epoch"], "why": data["why"]})]
+            case "run.recovered":
+                return [log_line("recovered", event.run_id, {"replayed": data["replayed"], "rerun": data["rerun"]})]
+            case "run.done" | "run.failed":
+                counts = {"steps": data["steps"], "llm_calls": data["llm_calls"]}
+                return [log_line(event.name.removeprefix("run."), event.run_id, counts)]
+            case "run.blocked" | "run.paused" | "run.fenced" | "run.started":
+                return [log_line(event.name.removeprefix("run."), event.run_id, {})]
+            case _:
+                return []
+
+    def _decisions(self, verb: str, event: Event) -> list[str]:
+        calls = event.data["calls"]
+        assert isinstance(calls, list)
+        seq, count = event.data["seq"], event.data["llm_calls"]
+        return [log_line(verb, event.run_id, {"seq": seq, **call, "llm_calls": count}) for call in calls]
+
+
+def log_line(verb: str, run_id: str, fields: Mapping[str, object]) -> str:
+    """A line of the fixed form. Values are plain words, or JSON; control characters never reach the terminal."""
+    words = "".join(f" {name}={_word(value)}" for name, value in fields.items())
+    return f"INFO {verb} run={_word(run_id)}{words}"
+
+
+def _word(value: object) -> str:
+    if isinstance(value, str) and value.isprintable() and value and " " not in value and '"' not in value:
+        return value
+    return json.dumps(value, default=repr)
+
+
+def _call_fields(data: Mapping[str, object], *names: str) -> dict[str, object]:
+    return {"seq": seq_of(str(data["call"])), **{name: data[name] for name in names if name in data}}
+
+
+class HistorySink:
+    """Keeps every event, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    def names(self) -> list[str]:
+        """The names of the events, in order."""
+        return [event.name for event in self.events]
+
+    def of(self, name: str) -> list[Event]:
+        """The events of one name, in order."""
+        return [event for event in self.events if event.name == name]

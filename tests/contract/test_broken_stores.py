@@ -1,0 +1,485 @@
+"""Stores that are broken on purpose: each must fail the case of the contract that is there to find it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import pytest
+
+from agent_runtime.ids import RunId
+from agent_runtime.journal.records import RunStatus, StoredMessage, StoredRecord, StoredRow, StoredRun
+from agent_runtime.journal.store import Answer, AnswerKind, Append, Guard
+from agent_runtime.stores.memory import MemoryCheckpointStore
+from agent_runtime.testing.store_contract import StoreContract, cases, run_contract
+
+OK, FENCED, MOVED = AnswerKind.OK, AnswerKind.FENCED, AnswerKind.MOVED
+
+
+class Broken(MemoryCheckpointStore):
+    """Lets a subclass change an append before it is judged, a row once it is stored, and an answer before it is given."""
+
+    def _append_one(self, append: Append) -> Answer:
+        answer = super()._append_one(self.asked(append))
+        return self.answered(append, answer)
+
+    def stored(self, run_id: RunId) -> StoredRow | None:
+        run = self._runs.get(run_id)
+        return None if run is None else run.row
+
+    def change(self, run_id: RunId, **changes: int | None) -> None:
+        run = self._runs[run_id]
+        run.row = StoredRow(**{**run.row._asdict(), **changes})
+
+    def asked(self, append: Append) -> Append:
+        return append
+
+    def answered(self, append: Append, answer: Answer) -> Answer:
+        return answer
+
+    def with_guard(self, append: Append, change: Callable[[Guard, StoredRow], Guard]) -> Append:
+        row = self.stored(append.row.run_id)
+        return append if append.guard is None or row is None else append._replace(guard=change(append.guard, row))
+
+
+# What a guard names.
+
+
+class IgnoresTheHead(Broken):
+    def asked(self, append: Append) -> Append:
+        return self.with_guard(append, lambda guard, row: guard._replace(head=row.head))
+
+
+class IgnoresTheNumber(Broken):
+    def asked(self, append: Append) -> Append:
+        return self.with_guard(append, lambda guard, row: guard._replace(number=row.number))
+
+
+class IgnoresTheOwner(Broken):
+    def asked(self, append: Append) -> Append:
+        return self.with_guard(append, lambda guard, row: guard._replace(owner=row.owner))
+
+
+class IgnoresTheEpoch(Broken):
+    def asked(self, append: Append) -> Append:
+        return self.with_guard(append, lambda guard, row: guard._replace(epoch=row.epoch))
+
+
+class IgnoresTheHeartbeat(Broken):
+    def asked(self, append: Append) -> Append:
+        return self.with_guard(append, lambda guard, row: guard._replace(heartbeat_at=None))
+
+
+class IgnoresTheStep(Broken):
+    def asked(self, append: Append) -> Append:
+        if (row := self.stored(append.row.run_id)) is not None and append.row.step > row.step:
+            self.change(row.run_id, step=append.row.step - 1)
+        return append
+
+
+class RepeatsTheHeartbeat(Broken):
+    def _beat_after(self, row: StoredRow) -> int:
+        return row.heartbeat_at
+
+
+class ChecksThenWrites(Broken):
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
+        [append] = appends
+        row = self.stored(append.row.run_id)
+        await asyncio.sleep(0)
+        if row is not None:
+            self._runs[row.run_id].row = row
+        return await super().commit(appends)
+
+
+# What an answer says.
+
+
+class AnswersMovedForFenced(Broken):
+    def answered(self, append: Append, answer: Answer) -> Answer:
+        return answer._replace(kind=MOVED if answer.kind is FENCED else answer.kind)
+
+
+class AnswersFencedForMoved(Broken):
+    def answered(self, append: Append, answer: Answer) -> Answer:
+        return answer._replace(kind=FENCED if answer.kind is MOVED else answer.kind)
+
+
+class DoesNotKnowItsOwnWrite(Broken):
+    def _append_one(self, append: Append) -> Answer:
+        row = self.stored(append.row.run_id)
+        return Answer(MOVED) if row is not None and row.head == append.row.head else super()._append_one(append)
+
+
+class TakesARunTwice(Broken):
+    def asked(self, append: Append) -> Append:
+        if append.guard is None:
+            self._runs.pop(append.row.run_id, None)
+        return append
+
+
+class AnswersInTheOrderOfIds(Broken):
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
+        return await super().commit(sorted(appends, key=lambda append: append.row.run_id))
+
+
+class LetsOneRunStopTheBatch(Broken):
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
+        answers = await super().commit(appends)
+        worst = next((answer.kind for answer in answers if answer.kind is not OK), OK)
+        return [answer._replace(kind=worst) for answer in answers]
+
+
+class KeepsMessagesToItself(Broken):
+    def answered(self, append: Append, answer: Answer) -> Answer:
+        return Answer(answer.kind)
+
+
+# What a refusal, or the end, leaves behind.
+
+
+class KeepsRefusedRecords(Broken):
+    def answered(self, append: Append, answer: Answer) -> Answer:
+        if answer.kind is not OK and (run := self._runs.get(append.row.run_id)):
+            run.records.extend(append.records)
+        return answer
+
+
+class KeepsARefusedCheckpoint(Broken):
+    def answered(self, append: Append, answer: Answer) -> Answer:
+        if answer.kind is not OK and (run := self._runs.get(append.row.run_id)):
+            run.checkpoint = append.checkpoint
+        return answer
+
+
+class AddsTheSameAgain(Broken):
+    def asked(self, append: Append) -> Append:
+        row = self.stored(append.row.run_id)
+        if row is not None and row.head == append.row.head:
+            self._runs[row.run_id].records.extend(append.records)
+        return append
+
+
+class TakesAnythingAfterTheEnd(Broken):
+    def asked(self, append: Append) -> Append:
+        row = self.stored(append.row.run_id)
+        if row is not None and RunStatus(row.status).is_final:
+            self.change(row.run_id, status=RunStatus.RUNNING)
+        return append
+
+
+class TakesNothingAfterTheEnd(Broken):
+    def _append_one(self, append: Append) -> Answer:
+        row = self.stored(append.row.run_id)
+        return Answer(FENCED) if row is not None and RunStatus(row.status).is_final else super()._append_one(append)
+
+
+class LeavesNoTombstone(Broken):
+    async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
+        answer = await super().delete(run_id, guard=guard)
+        if answer.kind is OK:
+            del self._runs[run_id]
+        return answer
+
+
+class DeletesTheRowAlone(Broken):
+    async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
+        run = self._runs.get(run_id)
+        answer = await super().delete(run_id, guard=guard)
+        if answer.kind is OK and run is not None:
+            self._runs[run_id].records, self._runs[run_id].messages = run.records, run.messages
+        return answer
+
+
+class DeletesByPrefix(Broken):
+    async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
+        answer = await super().delete(run_id, guard=guard)
+        for near in [other for other in self._runs if other.startswith(run_id[:-1]) and other != run_id]:
+            del self._runs[near]
+        return answer
+
+
+# What is kept.
+
+
+class KeepsTheFirstCheckpoint(Broken):
+    def asked(self, append: Append) -> Append:
+        run = self._runs.get(append.row.run_id)
+        return append if run is None or run.checkpoint is None else append._replace(checkpoint=run.checkpoint)
+
+
+class ForgetsTheCheckpoint(Broken):
+    def answered(self, append: Append, answer: Answer) -> Answer:
+        if answer.kind is OK:
+            self._runs[append.row.run_id].checkpoint = append.checkpoint
+        return answer
+
+
+class KeepsText(Broken):
+    def asked(self, append: Append) -> Append:
+        texts = (record.body.decode(errors="replace").encode() for record in append.records)
+        pairs = zip(append.records, texts, strict=True)
+        return append._replace(records=tuple(record._replace(body=body) for record, body in pairs))
+
+
+class StopsAtAZero(Broken):
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        return await super().post(run_id, message._replace(body=message.body.split(b"\0")[0]))
+
+
+class GivesOutWhatItHolds(Broken):
+    async def calls(self, run_id: RunId, *, since: int = 0) -> list[StoredRecord]:
+        run = self._runs.get(run_id)
+        return [] if run is None else run.records if since == 0 else run.records[since:]
+
+
+class FoldsCase(Broken):
+    def asked(self, append: Append) -> Append:
+        return append._replace(row=append.row._replace(run_id=RunId(append.row.run_id.casefold())))
+
+    async def latest(self, run_id: RunId) -> StoredRun | None:
+        return await super().latest(RunId(run_id.casefold()))
+
+    async def load_many(self, run_ids: Sequence[RunId]) -> list[StoredRun | None]:
+        return await super().load_many([RunId(run_id.casefold()) for run_id in run_ids])
+
+
+# What is read.
+
+
+class ReadsFromTheStart(Broken):
+    async def calls(self, run_id: RunId, *, since: int = 0) -> list[StoredRecord]:
+        return await super().calls(run_id)
+
+
+class SortsNumbersAsText(Broken):
+    async def calls(self, run_id: RunId, *, since: int = 0) -> list[StoredRecord]:
+        return sorted(await super().calls(run_id, since=since), key=lambda record: str(record.number))
+
+
+class LeavesOutWhatIsAbsent(Broken):
+    async def load_many(self, run_ids: Sequence[RunId]) -> list[StoredRun | None]:
+        return [run for run in await super().load_many(run_ids) if run is not None]
+
+
+class ListsFinalRunsAsUnfinished(Broken):
+    async def list_unfinished(
+        self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        return await self.list_runs(limit=limit, after=after)
+
+
+class FindsNamesByPrefix(Broken):
+    async def list_unfinished(
+        self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        rows = await super().list_unfinished(after=after, limit=1000)
+        return [row for row in rows if name is None or row.name.startswith(name)][:limit]
+
+
+class LimitsBeforeItFilters(Broken):
+    async def list_unfinished(
+        self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        rows = await super().list_unfinished(limit=limit, after=after)
+        return [row for row in rows if name is None or row.name == name]
+
+
+class PagesFromTheIdOn(Broken):
+    async def list_unfinished(
+        self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        rows = await super().list_unfinished(name=name, limit=1000)
+        return [row for row in rows if after is None or row.run_id >= after][:limit]
+
+
+class ListsDeletedRuns(Broken):
+    async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
+        return self._list(lambda row: status in (None, row.status), limit, after)
+
+
+class TellsNoZone(Broken):
+    async def now(self) -> datetime:
+        return (await super().now()).replace(tzinfo=None)
+
+
+class ClosesOnce(Broken):
+    is_closed = False
+
+    async def close(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("closed already")
+        self.is_closed = True
+
+
+# Heartbeats and messages.
+
+
+class RenewsForAnybody(Broken):
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None) -> Answer:
+        row = self.stored(run_id)
+        mine = guard if row is None else Guard(row.epoch, row.owner, row.number, row.head)
+        return await super().renew(run_id, guard=mine, seen=seen)
+
+
+class RenewsOnlyAtTheHead(Broken):
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None) -> Answer:
+        row = self.stored(run_id)
+        if row is not None and row.head != guard.head:
+            return Answer(MOVED)
+        return await super().renew(run_id, guard=guard, seen=seen)
+
+
+class NeverGrowsIdle(Broken):
+    def _as_read(self, row: StoredRow) -> StoredRow:
+        return row._replace(idle_ms=0)
+
+
+class TakesNoAppendForASignOfLife(Broken):
+    def answered(self, append: Append, answer: Answer) -> Answer:
+        row = self.stored(append.row.run_id)
+        if row is not None:
+            self.change(row.run_id, heartbeat_at=self._beats.setdefault(row.run_id, row.heartbeat_at))
+        return answer
+
+    @property
+    def _beats(self) -> dict[RunId, int]:
+        beats: dict[RunId, int] = self.__dict__.setdefault("beats", {})
+        return beats
+
+
+class CountsAMessageTwice(Broken):
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        if run_id in self._runs:
+            self._runs[run_id].messages.pop(message.digest, None)
+        return await super().post(run_id, message)
+
+
+class WakesNobody(Broken):
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        row = self.stored(run_id)
+        answer = await super().post(run_id, message)
+        if row is not None:
+            self.change(run_id, wake_at=row.wake_at)
+        return answer
+
+
+class ParksOverMessages(Broken):
+    def asked(self, append: Append) -> Append:
+        return append._replace(seen=2**31)
+
+
+class CountsMessagesAsTheWriterDoes(Broken):
+    def answered(self, append: Append, answer: Answer) -> Answer:
+        if answer.kind is OK:
+            self.change(append.row.run_id, posted=append.row.posted)
+        return answer
+
+
+class NeverSleepsAgain(Broken):
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None) -> Answer:
+        return await super().renew(run_id, guard=guard)
+
+
+class SleepsOverMessages(Broken):
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None) -> Answer:
+        row = self.stored(run_id)
+        return await super().renew(run_id, guard=guard, seen=0 if row is None else row.posted)
+
+
+class PostsToTheEnded(Broken):
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        row = self.stored(run_id)
+        if row is not None:
+            self.change(run_id, status=RunStatus.RUNNING)
+        answer = await super().post(run_id, message)
+        if row is not None:
+            self.change(run_id, status=row.status)
+        return answer
+
+
+class PostsToNobody(Broken):
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        answer = await super().post(run_id, message)
+        return answer if run_id in self._runs else Answer(OK)
+
+
+FOUND_BY: dict[type[MemoryCheckpointStore], str] = {
+    IgnoresTheHead: "an append onto another head is moved",
+    IgnoresTheNumber: "an append past another number is moved",
+    IgnoresTheOwner: "an append under another owner is fenced",
+    IgnoresTheEpoch: "an append under another epoch is fenced",
+    IgnoresTheHeartbeat: "a claim that names the heartbeat is fenced by a renewal",
+    IgnoresTheStep: "a run that skips a step is moved",
+    RepeatsTheHeartbeat: "no two renewals leave the same heartbeat",
+    ChecksThenWrites: "of two claimants at once one wins",
+    AnswersMovedForFenced: "a claim fences the appends of the owner before",
+    AnswersFencedForMoved: "of two appends from one place the second is moved",
+    DoesNotKnowItsOwnWrite: "the same append again is ok and adds nothing",
+    TakesARunTwice: "a new run is fenced where another has its id",
+    AnswersInTheOrderOfIds: "answers come in the order of the appends",
+    LetsOneRunStopTheBatch: "each run of a commit is guarded by itself",
+    KeepsMessagesToItself: "every answer to an owner says how many messages came",
+    KeepsRefusedRecords: "three hundred refused records leave nothing",
+    KeepsARefusedCheckpoint: "an append onto another head is moved",
+    AddsTheSameAgain: "the same new run again is ok and adds nothing",
+    TakesAnythingAfterTheEnd: "a final run takes no common record",
+    TakesNothingAfterTheEnd: "a final run takes settled records and stays as it is",
+    LeavesNoTombstone: "the id of a deleted run is not used again",
+    DeletesTheRowAlone: "a deleted run leaves a mark and nothing else",
+    DeletesByPrefix: "a deletion touches no other run",
+    KeepsTheFirstCheckpoint: "a checkpoint replaces the one before",
+    ForgetsTheCheckpoint: "an append without a checkpoint keeps the last one",
+    KeepsText: "the bytes of a record come back as they were",
+    StopsAtAZero: "the bytes of a message come back as they were",
+    GivesOutWhatItHolds: "what a reader does to a list changes nothing stored",
+    FoldsCase: "ids that look alike are two",
+    ReadsFromTheStart: "calls gives the records past a number",
+    SortsNumbersAsText: "calls gives all records in order",
+    LeavesOutWhatIsAbsent: "load many gives each run in its place",
+    ListsFinalRunsAsUnfinished: "unfinished runs are those that are not final",
+    FindsNamesByPrefix: "unfinished runs are listed by name",
+    LimitsBeforeItFilters: "a name and a page go together",
+    PagesFromTheIdOn: "a page begins past an id that need not be there",
+    ListsDeletedRuns: "a deleted run is listed only where asked for",
+    TellsNoZone: "the store tells an aware time in utc",
+    ClosesOnce: "a store may be closed twice",
+    RenewsForAnybody: "a renewal is fenced for another owner or epoch",
+    RenewsOnlyAtTheHead: "a renewal asks for no number and no head",
+    NeverGrowsIdle: "a run grows idle until it is renewed",
+    TakesNoAppendForASignOfLife: "a run grows idle until it is written",
+    CountsAMessageTwice: "the same message again is ok and changes nothing",
+    WakesNobody: "a message wakes a parked run now",
+    ParksOverMessages: "a run parked over an unseen message wakes at once",
+    CountsMessagesAsTheWriterDoes: "an append does not change how many messages came",
+    NeverSleepsAgain: "a reader that found nothing lets the run sleep again",
+    SleepsOverMessages: "a reader that missed a message leaves the run awake",
+    PostsToTheEnded: "a final run takes no common message",
+    PostsToNobody: "a message to no run is fenced",
+}
+
+
+@pytest.mark.parametrize(("broken", "name"), FOUND_BY.items(), ids=lambda value: getattr(value, "__name__", value))
+async def test_the_contract_finds_what_is_broken(broken: type[MemoryCheckpointStore], name: str) -> None:
+    with pytest.raises((AssertionError, RuntimeError)):
+        await cases()[name](StoreContract(), broken())
+
+
+def test_every_store_that_is_broken_here_is_looked_for() -> None:
+    assert set(FOUND_BY) == set(Broken.__subclasses__())
+
+
+async def test_a_store_that_hands_everything_on_is_not_found_broken() -> None:
+    for name in sorted(set(FOUND_BY.values())):
+        await cases()[name](StoreContract(), Broken())
+
+
+async def test_a_report_names_what_a_broken_store_failed() -> None:
+    async def make_store() -> MemoryCheckpointStore:
+        return LeavesNoTombstone()
+
+    report = await run_contract(make_store)
+    name = FOUND_BY[LeavesNoTombstone]
+    assert not report.holds
+    assert report.failed[name].startswith("AssertionError")
+    assert name in str(report)
+    assert {*report.passed, *report.failed} == set(cases())
