@@ -179,7 +179,7 @@ class Heartbeat:
             return [
                 journal
                 for journal, every in self._watched.items()
-                if journal.guard is not None and journal.trusted_until - journal.trust_seconds + every / 2 <= now
+                if journal.is_claimed and journal.trusted_until - journal.trust_seconds + every / 2 <= now
             ]
 
     async def _renew(self, store: CheckpointStore, journals: list[Journal]) -> None:

@@ -13,8 +13,8 @@ Rules of this file:
 from __future__ import annotations
 
 import asyncio
-import os
 from enum import Enum
+from os import getpid
 
 from agent_runtime.clock import Clock
 from agent_runtime.errors import CheckpointStoreCorrupt, Fenced
@@ -126,7 +126,7 @@ class Journal:
         self._sealer = sealer
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._guard = guard
         self._claimed_epoch = 0
         self._buffer: list[StoredRecord] = []
@@ -162,13 +162,19 @@ class Journal:
         return self._guard
 
     @property
+    def is_claimed(self) -> bool:
+        """Whether the store holds this journal's epoch: false until its first append has landed."""
+        return self._claimed_epoch == self.epoch
+
+    @property
     def is_released(self) -> bool:
         """Whether the run has been given back: no further record is written."""
         return self._released
 
     def note(self, kind: RecordKind, call: str = "", attempt: int = 0, body: bytes = b"") -> None:
         """Add a record to what the next barrier commits."""
-        self._check()
+        if self._failure is not None or getpid() != self._pid:
+            raise self._why_stopped()
         assert not self._released, f"run {self.run_id!r} was given back; nothing is written after that"
         number = self.number + 1
         seal = self._sealer.record(number, self.epoch, kind, call, attempt, self.head, body)
@@ -197,7 +203,8 @@ class Journal:
 
     async def barrier(self) -> None:
         """Wait until everything noted so far is committed. Raises `Fenced`, or what else keeps it from being so."""
-        self._check()
+        if self._failure is not None or getpid() != self._pid:
+            raise self._why_stopped()
         if not self._buffer and self._flying is None:
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
@@ -235,9 +242,7 @@ class Journal:
 
     def take(self) -> Append:
         self._enrolled = False
-        row = self._row()
-        row = row._replace(seal=self._sealer.row(row))
-        append = Append(row, self._guard, tuple(self._buffer), self._checkpoint, self.posted)
+        append = Append(self._row(), self._guard, tuple(self._buffer), self._checkpoint, self.posted)
         self._buffer, self._checkpoint = [], None
         self._flying, self._taken_step = append, self.step
         return append
@@ -276,14 +281,13 @@ class Journal:
         self._claimed_epoch = row.epoch
         self.posted = max(self.posted, posted)
         self.trusted_until = max(self.trusted_until, sent_at + self.trust_seconds)
-        still_waiting = []
-        for waiter in self._waiters:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
             if waiter[0] > row.number:
-                still_waiting.append(waiter)
+                self._waiters.append(waiter)
             elif not waiter[1].done():
                 waiter[1].set_result(None)
-        self._waiters = still_waiting
-        if still_waiting:
+        if self._waiters:
             self._enroll()
 
     def _enroll(self) -> None:
@@ -291,28 +295,19 @@ class Journal:
             self._enrolled = True
             self._commits.enroll(self)
 
-    def _check(self) -> None:
+    def _why_stopped(self) -> BaseException:
         if self._failure is not None:
-            raise self._failure
-        if os.getpid() != self._pid:
-            raise Fenced(f"run {self.run_id!r} belongs to process {self._pid}, and this is a copy of it")
+            return self._failure
+        return Fenced(f"run {self.run_id!r} belongs to process {self._pid}, and this is a copy of it")
 
     def _row(self) -> StoredRow:
-        return StoredRow(
-            self.run_id,
-            FORMAT,
-            self._sealer.key_id,
-            self._sealer.tenant,
-            self.kind,
-            self.name,
-            self.status,
-            self.step,
-            self.epoch,
-            NO_OWNER if self._released else self.owner,
-            self.number,
-            self.head,
-            self.attempts,
-            NO_SEAL,
-            self.lease_ms,
-            self.wake_at,
+        """The row as the next commit sets it, sealed."""
+        sealer, status = self._sealer, int(self.status)
+        owner = NO_OWNER if self._released else self.owner
+        seal = sealer.row_of(
+            self.kind, self.name, status, self.step, self.epoch, owner, self.number, self.head, self.attempts
         )
+        return StoredRow(
+            self.run_id, FORMAT, sealer.key_id, sealer.tenant, self.kind, self.name, status, self.step, self.epoch, owner,
+            self.number, self.head, self.attempts, seal, self.lease_ms, self.wake_at,
+        )  # fmt: skip

@@ -166,14 +166,21 @@ class Sealer:
     def record(self, number: int, epoch: int, kind: int, call: str, attempt: int, previous: bytes, body: bytes) -> bytes:
         """The seal of a record after the one whose seal is `previous`."""
         place = call.encode()
-        header = _RECORD.pack(b"J", number, epoch, kind, attempt, len(place), len(body))
-        return self._seal(b"".join((header, place, previous, body)))
+        return self._seal(_RECORD.pack(b"J", number, epoch, kind, attempt, len(place), len(body)) + place + previous + body)
 
     def row(self, row: StoredRow) -> bytes:
         """The seal of a row, over all its sealed columns."""
-        kind, name = row.kind.encode(), row.name.encode()
-        header = _ROW.pack(b"R", row.status, row.step, row.epoch, row.number, row.attempts, len(kind), len(name))
-        return self._seal(b"".join((header, kind, name, row.owner, row.head)))
+        return self.row_of(
+            row.kind, row.name, row.status, row.step, row.epoch, row.owner, row.number, row.head, row.attempts
+        )
+
+    def row_of(
+        self, kind: str, name: str, status: int, step: int, epoch: int, owner: bytes, number: int, head: bytes, attempts: int
+    ) -> bytes:
+        """The seal of a row of these columns; format, key id, tenant and run are the sealer's own."""
+        what, called = kind.encode(), name.encode()
+        header = _ROW.pack(b"R", status, step, epoch, number, attempts, len(what), len(called))
+        return self._seal(b"".join((header, what, called, owner, head)))
 
     def checkpoint(self, step: int, body: bytes) -> bytes:
         """The seal of the state at a step."""

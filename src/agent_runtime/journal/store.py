@@ -256,12 +256,12 @@ class BatchStore(Store):
 
 def check_append(append: Append) -> None:
     """Refuse an append that no guard could make right: a mistake of the caller, not of the world."""
-    row, guard = append.row, append.guard
+    row, guard, records = append.row, append.guard, append.records
     before = guard.number if guard is not None else 0
-    numbers = [record.number for record in append.records]
-    assert numbers == list(range(before + 1, row.number + 1)), f"records {numbers} do not lead {before} to {row.number}"
-    assert append.records, "an append holds a record"
-    assert row.head == append.records[-1].seal, "the row names the last record"
+    assert records, "an append holds a record"
+    assert row.number == before + len(records), f"{len(records)} records do not lead {before} to {row.number}"
+    for number, record in enumerate(records, start=before + 1):
+        assert record.number == number, f"record {record.number} stands where {number} belongs"
+        assert record.epoch == row.epoch, "records are of the row's epoch"
+    assert row.head == records[-1].seal, "the row names the last record"
     assert guard is not None or row.step == 0, "a new run starts at step 0"
-    assert guard is None or row.epoch - guard.epoch in (0, 1), "an epoch is kept, or is the next one"
-    assert all(record.epoch == row.epoch for record in append.records), "records are of the row's epoch"

@@ -303,7 +303,7 @@ class SQLiteCheckpointStore(BatchStore):
             return Answer(AnswerKind.OK, row.posted)
         if guard is None or row.status >= RunStatus.DONE or (row.epoch, row.owner) != (guard.epoch, guard.owner):
             return Answer(AnswerKind.FENCED, row.posted)
-        if guard.heartbeat_at not in (None, row.heartbeat_at):
+        if guard.heartbeat_at is not None and (row.number, row.head) == (guard.number, guard.head):
             return Answer(AnswerKind.FENCED, row.posted)  # the owner was heard since: it lives
         return Answer(AnswerKind.MOVED, row.posted)
 
