@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from agent_runtime.events import Event, Sink
     from agent_runtime.executor import Executor
     from agent_runtime.journal.seal import KeyRing
-    from agent_runtime.messages import Message, Reply, ToolCall
+    from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
     from agent_runtime.model import Model
     from agent_runtime.run import RunContext
     from agent_runtime.telemetry import HistorySink, LogSink
     from agent_runtime.tool_loop import LoopResult, recover_tool_loop, run_tool_loop
-    from agent_runtime.tools import ToolRegistry, ToolSpec, idempotency_key
+    from agent_runtime.tools import ToolRegistry, idempotency_key
 
 __version__ = "0.1.0"
 
@@ -63,12 +63,12 @@ _HOMES = {
     "events": ("Event", "Sink"),
     "executor": ("Executor",),
     "journal.seal": ("KeyRing",),
-    "messages": ("Message", "Reply", "ToolCall"),
+    "messages": ("Message", "Reply", "ToolCall", "ToolSpec"),
     "model": ("Model",),
     "run": ("RunContext",),
     "telemetry": ("HistorySink", "LogSink"),
     "tool_loop": ("LoopResult", "recover_tool_loop", "run_tool_loop"),
-    "tools": ("ToolRegistry", "ToolSpec", "idempotency_key"),
+    "tools": ("ToolRegistry", "idempotency_key"),
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -16,17 +16,14 @@ import json
 import types
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from agent_runtime.errors import Unrecordable
-
-Plain: TypeAlias = "None | bool | int | float | str | list[Plain] | dict[str, Plain]"
 
 MAX_DEPTH = 100
 MAX_BYTES = 16 * 1024 * 1024
 MAX_INT_BITS = 13_000
 """A little under the 4,300 digits that Python converts to and from text."""
-
 
 
 def _writer(*, ensure_ascii: bool) -> Callable[[object], str]:

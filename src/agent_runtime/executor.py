@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, assert_never
 
 from agent_runtime import codec
 from agent_runtime.crash import CrashPoint
+from agent_runtime.doubts import MOST_UNRECORDABLE, make_doubt, read_asked
 from agent_runtime.errors import (
     CheckpointStoreCorrupt,
     Doubt,
@@ -32,9 +33,6 @@ from agent_runtime.journal.states import CallState
 from agent_runtime.offload import Job
 from agent_runtime.run import Run
 from agent_runtime.tools import CALL_KEY, Tool, ToolRegistry
-
-MOST_UNRECORDABLE = 2
-"""After so many results of one call that could not be stored, it is not run again by its rule."""
 
 _RESULT = b'{"result":'
 _ERROR = b'{"error":'
@@ -332,17 +330,6 @@ def is_transport(error: BaseException) -> bool:
     if isinstance(error, OSError | EOFError | asyncio.CancelledError):
         return True
     return any((kind.__module__.split(".", 1)[0], kind.__name__) in _TRANSPORT for kind in type(error).__mro__)
-
-
-def make_doubt(run_id: str, call: str, key: str, tool: str, attempt: int, why: str, args: Mapping[str, object]) -> Doubt:
-    """A call in doubt, with what may be done about it."""
-    return Doubt(run_id, call, key, tool, attempt, why, ("rerun",), args)
-
-
-def read_asked(body: bytes) -> tuple[str, dict[str, object]]:
-    """The tool and the arguments of a `started` record."""
-    plain = codec.decode(body)
-    return plain["tool"], plain["args"]
 
 
 def read_ending(body: bytes, tool: Tool | None) -> Ending:

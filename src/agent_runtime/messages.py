@@ -27,6 +27,15 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """What the model sees of a tool: its name, what it does, and the JSON schema of its arguments."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message. A `tool` message answers the call `tool_call_id`."""
 

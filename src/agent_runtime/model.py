@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from agent_runtime.errors import InvalidSetting
-from agent_runtime.messages import Message, Reply
-from agent_runtime.tools import ToolSpec
+from agent_runtime.messages import Message, Reply, ToolSpec
 
 
 @runtime_checkable
@@ -33,7 +32,7 @@ def as_model(given: Model | ModelFunction | str) -> ModelFunction:
     if reply is not None and inspect.iscoroutinefunction(reply):
         function: ModelFunction = reply
         return function
-    if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "__call__", None)):
+    if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(vars(type(given)).get("__call__")):
         return given  # type: ignore[return-value]  # an async callable, as just asked
     raise InvalidSetting(
         f"a model has `async def reply(messages, tools) -> Reply`, or is such a function, found {type(given).__name__}"

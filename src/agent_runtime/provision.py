@@ -28,14 +28,14 @@ from agent_runtime.errors import (
 from agent_runtime.ids import check_run_id
 from agent_runtime.journal.seal import KeyRing, key_beside, parse_key
 from agent_runtime.journal.store import CheckpointStore
-from agent_runtime.messages import Message, Reply, ToolCall
+from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
 from agent_runtime.offload import SYSTEM_OFFLOAD
 from agent_runtime.recovery import Found, find
 from agent_runtime.settings import GOAL, Settings, read_settings
 from agent_runtime.stores import open_store, sqlite_path
 from agent_runtime.telemetry import LogSink, log_line
 from agent_runtime.tool_loop import KIND, LoopResult, make_backing, recover_tool_loop, run_tool_loop
-from agent_runtime.tools import ToolRegistry, ToolSpec, idempotency_key
+from agent_runtime.tools import ToolRegistry, idempotency_key
 
 NAME = "provision"
 HTTP_SECONDS = 30.0

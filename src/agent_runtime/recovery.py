@@ -15,11 +15,11 @@ from datetime import timedelta
 from typing import Any
 
 from agent_runtime import codec
+from agent_runtime.doubts import Decisions
 from agent_runtime.errors import (
     CheckpointConflict,
     CheckpointNotFound,
     CheckpointStoreCorrupt,
-    Doubt,
     Fenced,
     RecoveryNeedsDecision,
 )
@@ -34,16 +34,6 @@ from agent_runtime.lease import ProcessMark, claimed_body, own_mark, seconds_hel
 from agent_runtime.run import Backing, Run, RunContext, check_identity
 
 CLAIM_TRIES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """What a program says about the calls in doubt: those that a person permits to rerun, and those nobody decided."""
-
-    permitted: Sequence[CallLife] = ()
-    undecided: Sequence[Doubt] = ()
-    rerun: int = 0
-    """How many calls in doubt will run again, by rule or by permission."""
 
 
 Decide = Callable[[Sequence[CallLife], Mapping[str, Any]], Decisions]
@@ -73,7 +63,6 @@ async def find(backing: Backing, run_id: RunId, *, kind: str, context: RunContex
         raise CheckpointConflict(f"run {run_id!r} was deleted, and its id is not used again; choose another id")
     open_run(backing.ring, stored, tenant=backing.tenant)
     history = read_history(run_id, stored.records, _settlement)
-    assert history.opened is not None and history.claimed is not None
     opened, mark = _read_own(run_id, history)
     check_identity(RunContext(**opened["context"]), context, run_id)
     if stored.row.kind != kind:
@@ -183,7 +172,8 @@ async def _require_free(backing: Backing, found: Found, *, take_over: bool) -> N
 
 def _read_own(run_id: str, history: History) -> tuple[Mapping[str, Any], ProcessMark]:
     """The bodies that say what the run was opened with and who holds it."""
-    assert history.opened is not None and history.claimed is not None
+    assert history.opened is not None, "reading the history refuses a run that was not opened"
+    assert history.claimed is not None, "reading the history refuses a run that was not claimed"
     try:
         opened = codec.decode(history.opened.body)
         return opened, ProcessMark.from_plain(codec.decode(history.claimed.body))

@@ -10,33 +10,24 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import cache
+from typing import Any
 
 from agent_runtime import codec
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.crash import UNARMED, CrashPlan, CrashPoint
+from agent_runtime.doubts import Decider, Rerun
 from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
 from agent_runtime.errors import (
     CheckpointConflict,
-    Doubt,
     InvalidSetting,
     RecoveryNeedsDecision,
     StepLimitReached,
     Unrecordable,
 )
 from agent_runtime.events import Sink
-from agent_runtime.executor import (
-    MOST_UNRECORDABLE,
-    CallInDoubt,
-    Ending,
-    Executor,
-    Siblings,
-    is_transport,
-    make_doubt,
-    read_asked,
-    read_ending,
-)
-from agent_runtime.ids import RunId, build_key, check_run_id, is_reply, key_prefix, reply_call, tool_call
+from agent_runtime.executor import CallInDoubt, Ending, Executor, Siblings, is_transport, read_ending
+from agent_runtime.ids import RunId, check_run_id, is_reply, reply_call, tool_call
 from agent_runtime.journal.journal import Commits
 from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
@@ -57,7 +48,7 @@ from agent_runtime.messages import (
 )
 from agent_runtime.model import Model, ModelFunction, as_model
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
-from agent_runtime.recovery import Decisions, Found, reopen
+from agent_runtime.recovery import Found, reopen
 from agent_runtime.run import HEARTBEAT_SECONDS, LEASE_SECONDS, Backing, Run, RunContext, start, work
 from agent_runtime.tools import CALL_KEY, ToolRegistry
 
@@ -68,9 +59,6 @@ MAX_STEPS = 100
 PARALLEL = 16
 MODEL_TRIES = 3
 MODEL_PAUSE_SECONDS = 0.2
-
-Rerun: TypeAlias = "bool | Sequence[Doubt]"
-"""True for every call in doubt, or the doubts that an error named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +169,7 @@ async def recover_tool_loop(
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id)
-    decide = _Decider(known_id, registry, rerun_in_doubt)
+    decide = Decider(known_id, registry, rerun_in_doubt)
     found = await reopen(backing, known_id, kind=KIND, context=ctx, decide=decide, take_over=take_over)
     if isinstance(found, Found):
         return _stored_result(found)
@@ -224,6 +212,7 @@ class _Loop:
 
     async def go(self) -> LoopResult:
         """Decide and act until a reply asks for nothing."""
+        await self.run.barrier_if_each()
         seq = 0
         while True:
             reply = await self._decide(seq)
@@ -399,46 +388,6 @@ class _Loop:
             run.announce(name, {"kind": KIND, "step": step, "steps": steps, "llm_calls": run.model_requests})
 
 
-class _Decider:
-    """Decides the calls in doubt of a loop: by its tool's rule, by a permission to rerun, or not at all."""
-
-    def __init__(self, run_id: RunId, registry: ToolRegistry, rerun: Rerun) -> None:
-        self._run_id = run_id
-        self._registry = registry
-        self._rerun = rerun
-
-    def __call__(self, lives: Sequence[CallLife], opened: Mapping[str, Any]) -> Decisions:
-        prefix = key_prefix(self._run_id, opened["namespace"])
-        by_rule, permitted, undecided = 0, [], []
-        for life in lives:
-            if is_reply(life.call):
-                continue  # a lost reply was never acted upon: it is asked for again, and counted again
-            name, args = read_asked(life.asked)
-            tool = self._registry.find(name)
-            if tool is not None and tool.rule.may_repeat and life.unrecordable < MOST_UNRECORDABLE:
-                by_rule += 1
-            elif tool is not None and self._is_permitted(life):
-                permitted.append(life)
-            else:
-                why = _why(life, is_known=tool is not None)
-                key = build_key(prefix, life.call)
-                undecided.append(make_doubt(self._run_id, life.call, key, name, life.attempts, why, args))
-        return Decisions(permitted, undecided, by_rule + len(permitted))
-
-    def _is_permitted(self, life: CallLife) -> bool:
-        if isinstance(self._rerun, bool):
-            return self._rerun
-        return any((doubt.run_id, doubt.call) == (self._run_id, life.call) for doubt in self._rerun)
-
-
-def _why(life: CallLife, *, is_known: bool) -> str:
-    if not is_known:
-        return "it was started and has no ending, and no tool of its name is registered here"
-    if life.state is CallState.UNRECORDABLE:
-        return "it ran, and what it gave could not be stored"
-    return "it was started and has no ending: its worker stopped before it could write one"
-
-
 def _stored_result(found: Found) -> LoopResult:
     """What a run that has ended, or waits, came to, computed from its records."""
     run_id, lives = found.stored.row.run_id, found.history.lives
@@ -498,17 +447,18 @@ def _mode(commits: str) -> Commits:
 
 _UNSHARED_KEY = KeyRing.of(SYSTEM_ENTROPY.draw(32))
 """Seals what is kept in memory, which no other process can read."""
-_warned = False
+
+
+@cache
+def _warn_once() -> None:
+    _log.warning("this loop is not durable: without checkpoints= its run is kept in memory and dies with the process")
 
 
 def _store_and_ring(checkpoints: CheckpointStore | None, key: CheckpointKey | None) -> tuple[CheckpointStore, KeyRing]:
-    global _warned
     from agent_runtime.stores.memory import MemoryCheckpointStore
 
     if checkpoints is None:
-        if not _warned:
-            _warned = True
-            _log.warning("this loop is not durable: without checkpoints= its run is kept in memory and dies with the process")
+        _warn_once()
         return MemoryCheckpointStore(), _UNSHARED_KEY
     if key is None and isinstance(checkpoints, MemoryCheckpointStore):
         return checkpoints, _UNSHARED_KEY

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_type_hints, overload
 
 from agent_runtime import codec
 from agent_runtime.errors import InvalidArguments, ToolDefinitionError, UnknownTool
+from agent_runtime.messages import ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,15 +33,6 @@ class RepeatRule(Enum):
     @property
     def may_repeat(self) -> bool:
         return self is not RepeatRule.NONE
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """What the model sees of a tool: its name, what it does, and the JSON schema of its arguments."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,7 +199,7 @@ def _define(
     return Tool(
         spec=ToolSpec(name, inspect.getdoc(function) or "", schema),
         function=function,
-        is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)),
+        is_async=is_async_callable(function),
         rule=rule,
         answers=answers,
         timeout_seconds=timeout_seconds,
@@ -218,8 +210,13 @@ def _define(
     )
 
 
+def is_async_callable(function: object) -> bool:
+    """Whether calling it gives something to await: an async function, or an object with an async `__call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(vars(type(function)).get("__call__"))
+
+
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    target = function if inspect.isroutine(function) else getattr(function, "__call__", function)
+    target = function if inspect.isroutine(function) else type(function).__call__
     try:
         return get_type_hints(target, include_extras=True)
     except NameError as error:

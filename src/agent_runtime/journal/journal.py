@@ -304,9 +304,7 @@ class Journal:
         """The row as the next commit sets it, sealed."""
         sealer, status = self._sealer, int(self.status)
         owner = NO_OWNER if self._released else self.owner
-        seal = sealer.row_of(
-            self.kind, self.name, status, self.step, self.epoch, owner, self.number, self.head, self.attempts
-        )
+        seal = sealer.row_of(self.kind, self.name, status, self.step, self.epoch, owner, self.number, self.head, self.attempts)
         return StoredRow(
             self.run_id, FORMAT, sealer.key_id, sealer.tenant, self.kind, self.name, status, self.step, self.epoch, owner,
             self.number, self.head, self.attempts, seal, self.lease_ms, self.wake_at,

@@ -23,6 +23,7 @@ import hmac
 import os
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TypeAlias
@@ -139,10 +140,8 @@ def key_beside(path: str | os.PathLike[str], fresh: bytes) -> bytes:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        try:
+        with suppress(FileExistsError):
             os.link(pending, path)  # a link appears whole or not at all, so two first starts agree on one key
-        except FileExistsError:
-            pass
     finally:
         os.unlink(pending)
     return parse_key(f"file:{os.fspath(path)}")
@@ -170,9 +169,7 @@ class Sealer:
 
     def row(self, row: StoredRow) -> bytes:
         """The seal of a row, over all its sealed columns."""
-        return self.row_of(
-            row.kind, row.name, row.status, row.step, row.epoch, row.owner, row.number, row.head, row.attempts
-        )
+        return self.row_of(row.kind, row.name, row.status, row.step, row.epoch, row.owner, row.number, row.head, row.attempts)
 
     def row_of(
         self, kind: str, name: str, status: int, step: int, epoch: int, owner: bytes, number: int, head: bytes, attempts: int

@@ -7,8 +7,8 @@ What a store promises, and all that it promises:
   insert the records, replace the checkpoint if one is given, and set the row, all or nothing. A final run takes records
   of kind `settled` only, and keeps its status. Without a guard the run must be new, which an id that was deleted is not.
 * **Four answers.** `OK`: durable; also when the row already is what this append writes. `FENCED`: another epoch or owner,
-  a final run, none, or an owner heard since `heartbeat_at`. `MOVED`: epoch and owner are the guard's, and number, head or step are not. `UNKNOWN`: nobody
-  knows; the store has dropped the connection, and the next read goes through a fresh one.
+  a final run, none, or an owner heard since `heartbeat_at`. `MOVED`: epoch and owner are the guard's, and number, head or
+  step are not. `UNKNOWN`: nobody knows; the store has dropped the connection, and the next read goes through a fresh one.
 * **Raising `StoreUnavailable`** says that nothing was written, for certain. Anything else a store raises out of a write
   is taken as `UNKNOWN`.
 * A store compares numbers and keeps bytes. It never parses, reorders or re-encodes a body, and gives back copies.

@@ -14,19 +14,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
 from agent_runtime.clock import SYSTEM_CLOCK, Clock, milliseconds
 from agent_runtime.errors import (
-    AgentRuntimeError,
-    CheckpointStoreCorrupt,
-    ForeignStore,
-    NewerFormat,
-    ReadOnlyStore,
-    StoreRefused,
     StoreUnavailable,
 )
 from agent_runtime.ids import RunId
@@ -41,19 +34,15 @@ from agent_runtime.journal.records import (
 )
 from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
-from agent_runtime.stores.statements import read_statements
+from agent_runtime.stores.sqlite_file import SQL, Busy, make_private, set_up, translated
 
 T = TypeVar("T")
 
-APPLICATION_ID = 0x41675274
-SCHEMA = 1
 BUSY_MS = 30_000
 SETUP_TRIES = 600
 SETUP_PAUSE_SECONDS = 0.05
 MOST_KEYS = 50_000
 
-_SQL = read_statements("sqlite.sql")
-_TABLES = ("create_runs", "create_unfinished", "create_journal", "create_numbers", "create_checkpoints", "create_inbox")
 _RUNNING = int(RunStatus.RUNNING)
 _OK, _FENCED, _MOVED = Answer(AnswerKind.OK), Answer(AnswerKind.FENCED), Answer(AnswerKind.MOVED)
 
@@ -124,12 +113,12 @@ class SQLiteCheckpointStore(BatchStore):
         self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
     ) -> list[StoredRow]:
         values = (self._uptime(), after or "", name, name, limit)
-        return await self._read(lambda db: [StoredRow._make(row) for row in db.execute(_SQL["list_unfinished"], values)])
+        return await self._read(lambda db: [StoredRow._make(row) for row in db.execute(SQL["list_unfinished"], values)])
 
     async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         wanted = None if status is None else int(status)
         values = (self._uptime(), after or "", wanted, wanted, limit)
-        return await self._read(lambda db: [StoredRow._make(row) for row in db.execute(_SQL["list_runs"], values)])
+        return await self._read(lambda db: [StoredRow._make(row) for row in db.execute(SQL["list_runs"], values)])
 
     async def inbox(self, run_id: RunId) -> list[StoredMessage]:
         return await self._read(lambda db: self._read_messages(db, run_id))
@@ -162,7 +151,7 @@ class SQLiteCheckpointStore(BatchStore):
         if self._inline and not self._in_thread:
             try:
                 return self._transact(work)
-            except _Busy:
+            except Busy:
                 pass
         self._in_thread += 1
         try:
@@ -173,13 +162,13 @@ class SQLiteCheckpointStore(BatchStore):
     def _transact_patiently(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
         try:
             return self._transact(work)
-        except _Busy:
+        except Busy:
             pass
         db = self._connected()
         db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         try:
             return self._transact(work)
-        except _Busy as error:
+        except Busy as error:
             raise StoreUnavailable(
                 f"SQLite file {self.path!r} was locked by another process for {BUSY_MS / 1000:.0f} s; nothing was "
                 "written. Find the process that holds a write transaction open."
@@ -190,10 +179,10 @@ class SQLiteCheckpointStore(BatchStore):
 
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
         db = self._connected()
-        with _translated(self.path):
+        with translated(self.path):
             db.execute("BEGIN IMMEDIATE")
         try:
-            with _translated(self.path):
+            with translated(self.path):
                 result = work(db)
         except BaseException:
             self._roll_back(db)
@@ -250,14 +239,14 @@ class SQLiteCheckpointStore(BatchStore):
             )  # fmt: skip
             records.extend([(key, *record) for record in own])
         db.execute("SAVEPOINT together")
-        if db.executemany(_SQL["append"], updates).rowcount != len(updates):
+        if db.executemany(SQL["append"], updates).rowcount != len(updates):
             db.execute("ROLLBACK TO together")
             return []
-        db.executemany(_SQL["insert_record"], records)
+        db.executemany(SQL["insert_record"], records)
         return self._posted_answers(db, [key for _, key in together])
 
     def _posted_answers(self, db: sqlite3.Connection, keys: Sequence[int]) -> list[Answer]:
-        if db.execute(_SQL["newest_message"]).fetchone()[0] is None:
+        if db.execute(SQL["newest_message"]).fetchone()[0] is None:
             return [_OK] * len(keys)
         return [self._ok(db, key) for key in keys]
 
@@ -271,14 +260,14 @@ class SQLiteCheckpointStore(BatchStore):
             key = written
         elif key is None or not self._update_row(db, key, append, guard, uptime, now):
             return self._why_refused(db, append, key)
-        db.executemany(_SQL["insert_record"], [(key, *record) for record in append.records])
+        db.executemany(SQL["insert_record"], [(key, *record) for record in append.records])
         if append.checkpoint is not None:
-            db.execute(_SQL["keep_checkpoint"], (key, *append.checkpoint))
+            db.execute(SQL["keep_checkpoint"], (key, *append.checkpoint))
         return self._ok(db, key)
 
     def _open_run(self, db: sqlite3.Connection, row: StoredRow, uptime: int, now: int) -> int | None:
         sealed = [int(value) if isinstance(value, int) else value for value in row[:16]]
-        found = db.execute(_SQL["open_run"], (*sealed, uptime, now, now)).fetchone()
+        found = db.execute(SQL["open_run"], (*sealed, uptime, now, now)).fetchone()
         return None if found is None else self._remember(row.run_id, found[0])
 
     def _update_row(self, db: sqlite3.Connection, key: int, append: Append, guard: Guard, uptime: int, now: int) -> bool:
@@ -286,11 +275,11 @@ class SQLiteCheckpointStore(BatchStore):
         if all(record.kind == RecordKind.SETTLED for record in append.records):
             same = (row.epoch, row.owner) == (guard.epoch, guard.owner)
             settled = (row.number, row.head, row.seal, now, key, *guard[:4], row.step, int(row.status))
-            if same and db.execute(_SQL["append_settled"], settled).rowcount == 1:
+            if same and db.execute(SQL["append_settled"], settled).rowcount == 1:
                 return True
         turn = (row.format, row.key_id, int(row.status), row.epoch, row.lease_ms)
         changes = _append_values(key, row, guard, append.seen, uptime, now)
-        return db.execute(_SQL["append_any"], (*turn, *changes, guard.heartbeat_at)).rowcount == 1
+        return db.execute(SQL["append_any"], (*turn, *changes, guard.heartbeat_at)).rowcount == 1
 
     def _why_refused(self, db: sqlite3.Connection, append: Append, key: int | None) -> Answer:
         """OK where the row already is what the append writes, else whether the run is another's or has moved."""
@@ -312,7 +301,7 @@ class SQLiteCheckpointStore(BatchStore):
         if key is None:
             return _FENCED
         values = (self._uptime(), seen, wake_at, key, guard.epoch, guard.owner)
-        found = db.execute(_SQL["renew"], values).fetchall()
+        found = db.execute(SQL["renew"], values).fetchall()
         return Answer(AnswerKind.OK, found[0][0]) if found else _FENCED
 
     def _post(self, db: sqlite3.Connection, run_id: RunId, message: StoredMessage) -> Answer:
@@ -320,12 +309,12 @@ class SQLiteCheckpointStore(BatchStore):
         if found is None or found[1].status == RunStatus.DELETED:
             return _FENCED
         key, row = found
-        if db.execute(_SQL["find_message"], (key, message.digest)).fetchone() is not None:
+        if db.execute(SQL["find_message"], (key, message.digest)).fetchone() is not None:
             return Answer(AnswerKind.OK, row.posted)
         if row.status >= RunStatus.DONE and message.kind != "settlement":
             return Answer(AnswerKind.FENCED, row.posted)
-        db.execute(_SQL["insert_message"], (key, *message))
-        raised = db.execute(_SQL["raise_posted"], (milliseconds(self._clock.now()), key)).fetchall()
+        db.execute(SQL["insert_message"], (key, *message))
+        raised = db.execute(SQL["raise_posted"], (milliseconds(self._clock.now()), key)).fetchall()
         return Answer(AnswerKind.OK, raised[0][0])
 
     def _bury(self, db: sqlite3.Connection, run_id: RunId, guard: Guard) -> Answer:
@@ -334,20 +323,20 @@ class SQLiteCheckpointStore(BatchStore):
             return _FENCED
         key, row = found
         now = milliseconds(self._clock.now())
-        if db.execute(_SQL["bury_run"], (now, key, *guard[:4])).rowcount == 0:
+        if db.execute(SQL["bury_run"], (now, key, *guard[:4])).rowcount == 0:
             mine = (row.epoch, row.owner) == (guard.epoch, guard.owner)
             return Answer(AnswerKind.MOVED if mine else AnswerKind.FENCED, row.posted)
         for name in ("delete_records", "delete_checkpoint", "delete_messages"):
-            db.execute(_SQL[name], (key,))
+            db.execute(SQL[name], (key,))
         return _OK
 
     def _ok(self, db: sqlite3.Connection, key: int) -> Answer:
-        return Answer(AnswerKind.OK, db.execute(_SQL["select_posted"], (key,)).fetchone()[0])
+        return Answer(AnswerKind.OK, db.execute(SQL["select_posted"], (key,)).fetchone()[0])
 
     # What a read does.
 
     def _read_row(self, db: sqlite3.Connection, run_id: RunId) -> tuple[int, StoredRow] | None:
-        found = db.execute(_SQL["select_run"], (self._uptime(), run_id)).fetchone()
+        found = db.execute(SQL["select_run"], (self._uptime(), run_id)).fetchone()
         return None if found is None else (self._remember(run_id, found[-1]), StoredRow._make(found[:-1]))
 
     def _read_run(self, db: sqlite3.Connection, run_id: RunId, *, with_records: bool) -> StoredRun | None:
@@ -355,21 +344,21 @@ class SQLiteCheckpointStore(BatchStore):
         if found is None:
             return None
         key, row = found
-        checkpoint = db.execute(_SQL["select_checkpoint"], (key,)).fetchone()
+        checkpoint = db.execute(SQL["select_checkpoint"], (key,)).fetchone()
         records = self._read_records(db, key, 0) if with_records else ()
         return StoredRun(row, None if checkpoint is None else StoredCheckpoint._make(checkpoint), tuple(records))
 
     def _read_messages(self, db: sqlite3.Connection, run_id: RunId) -> list[StoredMessage]:
-        return [StoredMessage._make(row) for row in db.execute(_SQL["select_messages"], (self._key(db, run_id),))]
+        return [StoredMessage._make(row) for row in db.execute(SQL["select_messages"], (self._key(db, run_id),))]
 
     def _read_records(self, db: sqlite3.Connection, key: int | None, since: int) -> list[StoredRecord]:
-        return [StoredRecord._make(row) for row in db.execute(_SQL["select_records"], (key, since))]
+        return [StoredRecord._make(row) for row in db.execute(SQL["select_records"], (key, since))]
 
     def _key(self, db: sqlite3.Connection, run_id: RunId) -> int | None:
         key = self._keys.get(run_id)
         if key is not None:
             return key
-        found = db.execute(_SQL["find_key"], (run_id,)).fetchone()
+        found = db.execute(SQL["find_key"], (run_id,)).fetchone()
         return None if found is None else self._remember(run_id, found[0])
 
     def _remember(self, run_id: RunId, key: int) -> int:
@@ -385,7 +374,7 @@ class SQLiteCheckpointStore(BatchStore):
 
     def _connected(self) -> sqlite3.Connection:
         if self._writer is None:
-            with _translated(self.path):
+            with translated(self.path):
                 self._writer = self._connect()
         return self._writer
 
@@ -394,7 +383,7 @@ class SQLiteCheckpointStore(BatchStore):
         for _ in range(SETUP_TRIES):
             try:
                 self._connected()
-            except _Busy:
+            except Busy:
                 await self._clock.sleep(SETUP_PAUSE_SECONDS)
             else:
                 return
@@ -404,10 +393,10 @@ class SQLiteCheckpointStore(BatchStore):
         """What the work finds, all of it as the store was at one moment."""
         db = await self._connected_reader()
         try:
-            with _translated(self.path):
+            with translated(self.path):
                 db.execute("BEGIN")
                 return work(db)
-        except _Busy as error:
+        except Busy as error:
             raise StoreUnavailable(f"SQLite file {self.path!r} cannot be read now: {error}") from error
         finally:
             if db.in_transaction:
@@ -419,7 +408,7 @@ class SQLiteCheckpointStore(BatchStore):
             self._reader = None
         if self._reader is None:
             await self._open()
-            with _translated(self.path):
+            with translated(self.path):
                 self._reader = self._connect()
             self._reader_is_stale = False
             self._reader.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
@@ -427,10 +416,10 @@ class SQLiteCheckpointStore(BatchStore):
         return self._reader
 
     def _connect(self) -> sqlite3.Connection:
-        _make_private(self.path)
+        make_private(self.path)
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64)
         try:
-            _set_up(db, self.path)
+            set_up(db, self.path)
             if not self._checkpoints_wal:
                 db.execute("PRAGMA wal_autocheckpoint = 0")
         except BaseException:
@@ -447,99 +436,9 @@ class SQLiteCheckpointStore(BatchStore):
             db.close()
 
 
-class _Busy(Exception):
-    """Another connection is writing."""
-
-
 def _append_values(key: int, row: StoredRow, guard: Guard, seen: int, uptime: int, now: int) -> tuple[object, ...]:
     """The parameters of `append_any` after the first five, but for the last."""
     return (
         row.step, row.owner, row.number, row.head, row.attempts, row.seal, seen, now, row.wake_at, uptime, now,
         key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.step,
     )  # fmt: skip
-
-
-def _make_private(path: str) -> None:
-    """The file, made with mode 0600 where there is none; SQLite gives its side files the same mode."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except FileExistsError:
-        return
-    except OSError as error:
-        raise StoreRefused(
-            f"no SQLite file can be made at {path!r}: {error.strerror}; name a path in a folder that exists and can be written"
-        ) from error
-
-
-def _set_up(db: sqlite3.Connection, path: str) -> None:
-    """Make the tables in an empty file; refuse a file that is not ours; set and read back what durability needs."""
-    db.execute("PRAGMA foreign_keys = OFF")
-    if not _is_set_up(db, path):
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("BEGIN IMMEDIATE")
-        if not _is_set_up(db, path):
-            for name in _TABLES:
-                db.execute(_SQL[name])
-            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {SCHEMA}")
-        db.execute("COMMIT")
-    db.execute("PRAGMA synchronous = FULL")
-    mode, level = _pragma(db, "journal_mode"), _pragma(db, "synchronous")
-    if (mode, level) != ("wal", 2):
-        raise StoreRefused(
-            f"SQLite file {path!r} is in journal mode {mode!r} at synchronous level {level}, expected 'wal' and 2 (FULL): "
-            "with less, acknowledged writes are lost in a power cut. Put it on a local disk."
-        )
-
-
-def _is_set_up(db: sqlite3.Connection, path: str) -> bool:
-    application, schema = _pragma(db, "application_id"), _pragma(db, "user_version")
-    if application == APPLICATION_ID:
-        assert isinstance(schema, int)
-        if schema > SCHEMA:
-            raise NewerFormat(
-                f"SQLite file {path!r} has schema {schema}, and this version knows {SCHEMA}; use the newer version"
-            )
-        return True
-    [tables] = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if tables or application:
-        raise ForeignStore(
-            f"SQLite file {path!r} belongs to another program ({tables} objects, application id {application}); name "
-            "another file"
-        )
-    return False
-
-
-def _pragma(db: sqlite3.Connection, name: str) -> object:
-    found: object = db.execute(f"PRAGMA {name}").fetchone()[0]
-    return found
-
-
-@contextmanager
-def _translated(path: str) -> Iterator[None]:
-    """SQLite's errors as ours. Inside, nothing has been committed."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _translate(error, path) from error
-
-
-def _translate(error: sqlite3.Error, path: str) -> AgentRuntimeError | _Busy:
-    code = getattr(error, "sqlite_errorcode", None)
-    match None if code is None else code & 0xFF:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return _Busy(str(error))
-        case sqlite3.SQLITE_READONLY:
-            return ReadOnlyStore(f"SQLite file {path!r} cannot be written ({error}); allow it, or name another file")
-        case sqlite3.SQLITE_NOTADB:
-            return ForeignStore(f"{path!r} is no SQLite file ({error}); name another file")
-        case sqlite3.SQLITE_CORRUPT:
-            return CheckpointStoreCorrupt(f"SQLite file {path!r} is damaged ({error}); restore it from a copy")
-        case sqlite3.SQLITE_FULL:
-            return StoreUnavailable(f"no room to write SQLite file {path!r} ({error}); free some, then recover the run")
-        case sqlite3.SQLITE_CANTOPEN:
-            return StoreRefused(
-                f"SQLite file {path!r} cannot be opened ({error}); name a file in a folder that can be written"
-            )
-        case _:
-            return StoreUnavailable(f"SQLite file {path!r}: {error}; nothing was written")

@@ -1,0 +1,85 @@
+"""Calls in doubt: what may be done about each, and who decides it.
+
+A call in doubt runs again where its tool's rule says so, or where somebody permits it; else a person must say what
+happened. Permissions are records, so that each one is seen in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from agent_runtime import codec
+from agent_runtime.errors import Doubt
+from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
+from agent_runtime.journal.replay import CallLife
+from agent_runtime.journal.states import CallState
+from agent_runtime.tools import ToolRegistry
+
+MOST_UNRECORDABLE = 2
+"""After so many results of one call that could not be stored, it is not run again by its rule."""
+
+Rerun: TypeAlias = "bool | Sequence[Doubt]"
+"""True for every call in doubt, or the doubts that an error named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What a program says about the calls in doubt: those that a person permits to rerun, and those nobody decided."""
+
+    permitted: Sequence[CallLife] = ()
+    undecided: Sequence[Doubt] = ()
+    rerun: int = 0
+    """How many calls in doubt will run again, by rule or by permission."""
+
+
+class Decider:
+    """Decides the calls in doubt of a run: by its tool's rule, by a permission to rerun, or not at all."""
+
+    def __init__(self, run_id: RunId, registry: ToolRegistry, rerun: Rerun) -> None:
+        self._run_id = run_id
+        self._registry = registry
+        self._rerun = rerun
+
+    def __call__(self, lives: Sequence[CallLife], opened: Mapping[str, Any]) -> Decisions:
+        prefix = key_prefix(self._run_id, opened["namespace"])
+        by_rule, permitted, undecided = 0, [], []
+        for life in lives:
+            if is_reply(life.call):
+                continue  # a lost reply was never acted upon: it is asked for again, and counted again
+            name, args = read_asked(life.asked)
+            tool = self._registry.find(name)
+            if tool is not None and tool.rule.may_repeat and life.unrecordable < MOST_UNRECORDABLE:
+                by_rule += 1
+            elif tool is not None and self._is_permitted(life):
+                permitted.append(life)
+            else:
+                why = _why(life, is_known=tool is not None)
+                key = build_key(prefix, life.call)
+                undecided.append(make_doubt(self._run_id, life.call, key, name, life.attempts, why, args))
+        return Decisions(permitted, undecided, by_rule + len(permitted))
+
+    def _is_permitted(self, life: CallLife) -> bool:
+        if isinstance(self._rerun, bool):
+            return self._rerun
+        return any((doubt.run_id, doubt.call) == (self._run_id, life.call) for doubt in self._rerun)
+
+
+def _why(life: CallLife, *, is_known: bool) -> str:
+    if not is_known:
+        return "it was started and has no ending, and no tool of its name is registered here"
+    if life.state is CallState.UNRECORDABLE:
+        return "it ran, and what it gave could not be stored"
+    return "it was started and has no ending: its worker stopped before it could write one"
+
+
+def make_doubt(run_id: str, call: str, key: str, tool: str, attempt: int, why: str, args: Mapping[str, object]) -> Doubt:
+    """A call in doubt, with what may be done about it."""
+    return Doubt(run_id, call, key, tool, attempt, why, ("rerun",), args)
+
+
+def read_asked(body: bytes) -> tuple[str, dict[str, object]]:
+    """The tool and the arguments of a `started` record."""
+    plain = codec.decode(body)
+    return plain["tool"], plain["args"]

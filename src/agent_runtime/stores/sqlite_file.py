@@ -1,0 +1,115 @@
+"""The SQLite file itself: making it, setting it up once among many processes, and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agent_runtime.errors import (
+    AgentRuntimeError,
+    CheckpointStoreCorrupt,
+    ForeignStore,
+    NewerFormat,
+    ReadOnlyStore,
+    StoreRefused,
+    StoreUnavailable,
+)
+from agent_runtime.stores.statements import read_statements
+
+APPLICATION_ID = 0x41675274
+SCHEMA = 1
+
+SQL = read_statements("sqlite.sql")
+_TABLES = ("create_runs", "create_unfinished", "create_journal", "create_numbers", "create_checkpoints", "create_inbox")
+
+
+class Busy(Exception):
+    """Another connection is writing."""
+
+
+def make_private(path: str) -> None:
+    """The file, made with mode 0600 where there is none; SQLite gives its side files the same mode."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise StoreRefused(
+            f"no SQLite file can be made at {path!r}: {error.strerror}; name a path in a folder that exists and can be written"
+        ) from error
+
+
+def set_up(db: sqlite3.Connection, path: str) -> None:
+    """Make the tables in an empty file; refuse a file that is not ours; set and read back what durability needs."""
+    db.execute("PRAGMA foreign_keys = OFF")
+    if not _is_set_up(db, path):
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("BEGIN IMMEDIATE")
+        if not _is_set_up(db, path):
+            for name in _TABLES:
+                db.execute(SQL[name])
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version = {SCHEMA}")
+        db.execute("COMMIT")
+    db.execute("PRAGMA synchronous = FULL")
+    mode, level = _pragma(db, "journal_mode"), _pragma(db, "synchronous")
+    if (mode, level) != ("wal", 2):
+        raise StoreRefused(
+            f"SQLite file {path!r} is in journal mode {mode!r} at synchronous level {level}, expected 'wal' and 2 (FULL): "
+            "with less, acknowledged writes are lost in a power cut. Put it on a local disk."
+        )
+
+
+def _is_set_up(db: sqlite3.Connection, path: str) -> bool:
+    application, schema = _pragma(db, "application_id"), _pragma(db, "user_version")
+    if application == APPLICATION_ID:
+        assert isinstance(schema, int)
+        if schema > SCHEMA:
+            raise NewerFormat(
+                f"SQLite file {path!r} has schema {schema}, and this version knows {SCHEMA}; use the newer version"
+            )
+        return True
+    [tables] = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables or application:
+        raise ForeignStore(
+            f"SQLite file {path!r} belongs to another program ({tables} objects, application id {application}); name "
+            "another file"
+        )
+    return False
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> object:
+    found: object = db.execute(f"PRAGMA {name}").fetchone()[0]
+    return found
+
+
+@contextmanager
+def translated(path: str) -> Iterator[None]:
+    """SQLite's errors as ours. Inside, nothing has been committed."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translate(error, path) from error
+
+
+def _translate(error: sqlite3.Error, path: str) -> AgentRuntimeError | Busy:
+    code = getattr(error, "sqlite_errorcode", None)
+    match None if code is None else code & 0xFF:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return Busy(str(error))
+        case sqlite3.SQLITE_READONLY:
+            return ReadOnlyStore(f"SQLite file {path!r} cannot be written ({error}); allow it, or name another file")
+        case sqlite3.SQLITE_NOTADB:
+            return ForeignStore(f"{path!r} is no SQLite file ({error}); name another file")
+        case sqlite3.SQLITE_CORRUPT:
+            return CheckpointStoreCorrupt(f"SQLite file {path!r} is damaged ({error}); restore it from a copy")
+        case sqlite3.SQLITE_FULL:
+            return StoreUnavailable(f"no room to write SQLite file {path!r} ({error}); free some, then recover the run")
+        case sqlite3.SQLITE_CANTOPEN:
+            return StoreRefused(
+                f"SQLite file {path!r} cannot be opened ({error}); name a file in a folder that can be written"
+            )
+        case _:
+            return StoreUnavailable(f"SQLite file {path!r}: {error}; nothing was written")
