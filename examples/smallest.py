@@ -3,7 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 
-from agent_runtime import CheckpointNotFound, Message, Reply, ToolCall, ToolRegistry, ToolSpec, recover_tool_loop, run_tool_loop
+from agent_runtime import (
+    CheckpointNotFound,
+    Message,
+    Reply,
+    ToolCall,
+    ToolRegistry,
+    ToolSpec,
+    recover_tool_loop,
+    run_tool_loop,
+)
 from agent_runtime.stores import SQLiteCheckpointStore
 
 KEY = b"use-a-secret-from-your-vault-32b"  # seals what is stored; the same key on every worker

@@ -3,6 +3,7 @@
     python examples/tool_loop.py
 
 The bank is a folder: a file for each idempotency key that it has seen. It outlives the worker, as a real remote would.
+Everything happens in a temporary folder.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from agent_runtime import (
     LogSink,
@@ -83,14 +85,21 @@ async def recover() -> None:
     result = await recover_tool_loop(model, registry, RUN_ID, checkpoints=store, checkpoint_key=KEY, sinks=[LogSink()])
     await store.close()
     print(f"\n{result.output}")
-    print(f"{result.llm_calls} model calls, {len(list(BANK.iterdir()))} charge at the bank")
+    print(f"{result.llm_calls} model calls, {len(os.listdir(BANK))} charge at the bank")
 
 
-if __name__ == "__main__":
+def main() -> None:
     if os.environ.get("DIE_AFTER_CHARGING"):
         asyncio.run(start())
-    else:
-        print("-- the first worker")
-        subprocess.run([sys.executable, __file__], env={**os.environ, "DIE_AFTER_CHARGING": "1"}, check=False)
+        return
+    this_file = Path(__file__).resolve()
+    with TemporaryDirectory() as folder:
+        os.chdir(folder)
+        print("-- the first worker", flush=True)
+        subprocess.run([sys.executable, this_file], env={**os.environ, "DIE_AFTER_CHARGING": "1"}, check=False)
         print("-- another worker")
         asyncio.run(recover())
+        os.chdir(this_file.parent)  # a folder that somebody stands in cannot be removed everywhere
+
+
+main()

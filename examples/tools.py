@@ -21,6 +21,7 @@ from agent_runtime import (
     idempotency_key,
     run_tool_loop,
 )
+from agent_runtime.stores import MemoryCheckpointStore
 
 registry = ToolRegistry()
 
@@ -57,15 +58,13 @@ async def refund(order: str) -> str:
     raise ToolError(f"order {order} was refunded last week")
 
 
-tries = 0
+busy = iter([True, True, False])
 
 
 @registry.tool(attempts=3, pause=0.01)
 async def call_taxi(street: str) -> str:
     """`NotSent` says that nothing went out: the call may be tried again, even without a repeat rule."""
-    global tries
-    tries += 1
-    if tries < 3:
+    if next(busy):
         raise NotSent("the line was busy")
     return f"a taxi comes to {street}"
 
@@ -90,7 +89,9 @@ async def model(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply
 
 async def main() -> None:
     history = HistorySink()
-    result = await run_tool_loop(model, registry, "Try everything", run_id="tools-1", sinks=[history])
+    result = await run_tool_loop(
+        model, registry, "Try everything", run_id="tools-1", checkpoints=MemoryCheckpointStore(), sinks=[history]
+    )
     answers = [message for message in result.messages if message.role == "tool"]
     for call, answer in zip(CALLS, answers, strict=True):
         print(f"{call.name}{dict(call.args)}\n    {answer.content}")

@@ -84,24 +84,35 @@ def check_plain(value: object, path: str = "$", depth: int = 0) -> None:
     kind = type(value)
     if kind is str or value is None or kind is bool:
         return
-    if kind is int:
+    if kind is dict or kind is list:
+        if depth >= MAX_DEPTH:
+            raise Unrecordable(path, f"data nested more than {MAX_DEPTH} deep, or holding itself")
+        if kind is dict:
+            _check_dict(value, path, depth + 1)  # type: ignore[arg-type]  # its type is exactly dict
+        else:
+            _check_list(value, path, depth + 1)  # type: ignore[arg-type]  # its type is exactly list
+    elif kind is int:
         if value.bit_length() > MAX_INT_BITS:  # type: ignore[attr-defined]  # its type is exactly int
             raise Unrecordable(path, "an integer of more than 3,900 digits")
     elif kind is float:
         if not isfinite(value):  # type: ignore[arg-type]  # its type is exactly float
             raise Unrecordable(path, f"the float {value!r}")
-    elif depth >= MAX_DEPTH:
-        raise Unrecordable(path, f"data nested more than {MAX_DEPTH} deep, or holding itself")
-    elif kind is dict:
-        for key, item in value.items():  # type: ignore[attr-defined]  # its type is exactly dict
-            if type(key) is not str:
-                raise Unrecordable(path, f"the key {key!r} of type {type(key).__name__}")
-            check_plain(item, f"{path}.{key}", depth + 1)
-    elif kind is list:
-        for index, item in enumerate(value):  # type: ignore[arg-type]  # its type is exactly list
-            check_plain(item, f"{path}[{index}]", depth + 1)
     else:
         raise Unrecordable(path, f"a value of type {kind.__module__}.{kind.__qualname__}")
+
+
+def _check_dict(value: dict[object, object], path: str, depth: int) -> None:
+    for key, item in value.items():
+        if type(key) is not str:
+            raise Unrecordable(path, f"the key {key!r} of type {type(key).__name__}")
+        if type(item) is not str:  # text needs no look, and no path
+            check_plain(item, f"{path}.{key}", depth)
+
+
+def _check_list(value: list[object], path: str, depth: int) -> None:
+    for index, item in enumerate(value):
+        if type(item) is not str:
+            check_plain(item, f"{path}[{index}]", depth)
 
 
 class Shape:
@@ -112,6 +123,11 @@ class Shape:
     def __init__(self, annotation: object) -> None:
         self.annotation = annotation
         self._adapter = None if is_plain_type(annotation) else _adapter(annotation)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its values are plain data, as `decode` gives them."""
+        return self._adapter is None
 
     def encode(self, value: object) -> bytes:
         """The value as bytes that give it back equal and of the same types; else `Unrecordable`."""

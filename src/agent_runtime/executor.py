@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, assert_never
+from typing import Any, NamedTuple, TypeAlias, assert_never
 
 from agent_runtime import codec
 from agent_runtime.crash import CrashPoint
@@ -38,8 +38,7 @@ _RESULT = b'{"result":'
 _ERROR = b'{"error":'
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """How a call ended: with a value, or with an error that is the tool's answer."""
 
     value: Any = None
@@ -336,7 +335,10 @@ def read_ending(body: bytes, tool: Tool | None) -> Ending:
     """The ending that a `done` record holds. Without its tool, the value is plain data."""
     if body.startswith(_RESULT):
         data = body[len(_RESULT) : -1]
-        return Ending(codec.decode(data) if tool is None else tool.result.decode(data), text=_text(data))
+        if tool is None or tool.result.is_plain:
+            value = codec.decode(data)
+            return Ending(value, text=_without_surrogates(value) if type(value) is str else _text(data))
+        return Ending(tool.result.decode(data), text=_text(data))
     error = codec.decode(body)["error"]
     return Ending(None, error["type"], error["message"], f"error: {error['type']}: {error['message']}")
 

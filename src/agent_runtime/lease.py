@@ -129,18 +129,20 @@ class Heartbeat:
         self._offload = offload
         self._lock = threading.Lock()
         self._watched: dict[Journal, float] = {}
+        self._pause = float("inf")
         self._runs = False
         self._changed = threading.Event()
 
     def watch(self, journal: Journal, every_seconds: float) -> None:
         """Renew the journal's lease from now on."""
         with self._lock:
-            shortest = min(self._watched.values(), default=float("inf"))
             self._watched[journal] = every_seconds
+            sooner = every_seconds < self._pause
+            self._pause = min(self._pause, every_seconds)
             start, self._runs = not self._runs, True
         if start:
             self._offload.spawn("agent-runtime-heartbeat", self._beat)
-        elif every_seconds < shortest:
+        elif sooner:
             self._changed.set()
 
     def unwatch(self, journal: Journal) -> None:
@@ -168,9 +170,10 @@ class Heartbeat:
     def _next_pause(self) -> float | None:
         with self._lock:
             if not self._watched:
-                self._runs = False
+                self._runs, self._pause = False, float("inf")
                 return None
-            return min(self._watched.values())
+            self._pause = min(self._watched.values())
+            return self._pause
 
     def _silent(self) -> list[Journal]:
         """The journals that wrote nothing lately: an append is a heartbeat too."""

@@ -133,16 +133,19 @@ def encode_reply(reply: Reply) -> bytes:
     """A reply as it is recorded; refuses one that cannot be, or that no history can hold."""
     if not isinstance(reply, Reply):
         raise InvalidSetting(f"a model gives a Reply, found {type(reply).__name__}; return Reply(text=…, tool_calls=[…])")
-    calls = [_plain_call(call) for call in reply.tool_calls]
-    ids = [call["id"] for call in calls]
-    if len(set(map(str, ids))) != len(ids):
-        raise InvalidSetting(f"the model gave two tool calls one id: {ids}; each call needs its own")
     plain: dict[str, object] = {"text": reply.text}
-    if calls:
-        plain["tool_calls"] = calls
+    if reply.tool_calls:
+        plain["tool_calls"] = calls = [_plain_call(call) for call in reply.tool_calls]
+        if len(calls) > 1:
+            _check_ids([call["id"] for call in calls])
     if reply.usage:
         plain["usage"] = dict(reply.usage)
     return codec.encode(plain)
+
+
+def _check_ids(ids: Sequence[object]) -> None:
+    if len(set(ids)) != len(ids):
+        raise InvalidSetting(f"the model gave two tool calls one id: {ids}; each call needs its own")
 
 
 def decode_reply(data: bytes) -> Reply:
@@ -157,11 +160,10 @@ def reply_message(reply: Reply) -> Message:
     return Message("assistant", reply.text, tuple(reply.tool_calls))
 
 
-def _plain_call(call: Any) -> dict[str, object]:
-    fields = (getattr(call, "id", None), getattr(call, "name", None), getattr(call, "args", None))
-    if not all(isinstance(field, wanted) for field, wanted in zip(fields, (str, str, Mapping), strict=True)):
-        raise InvalidSetting(f"a tool call has a text id, a text name and a mapping of arguments, found {call!r}")
-    return {"id": call.id, "name": call.name, "args": dict(call.args)}
+def _plain_call(call: object) -> dict[str, object]:
+    if isinstance(call, ToolCall) and type(call.id) is str and type(call.name) is str and isinstance(call.args, Mapping):
+        return {"id": call.id, "name": call.name, "args": dict(call.args)}
+    raise InvalidSetting(f"a tool call is a ToolCall with a text id, a text name and a mapping of arguments, found {call!r}")
 
 
 def _to_plain(message: Message) -> dict[str, object]:

@@ -21,10 +21,12 @@ from agent_runtime.errors import (
     AgentRuntimeError,
     CheckpointConflict,
     CheckpointNotFound,
+    InvalidKey,
     InvalidSetting,
     KeyConflict,
     RecoveryNeedsDecision,
 )
+from agent_runtime.executor import is_transport
 from agent_runtime.ids import check_run_id
 from agent_runtime.journal.seal import KeyRing, key_beside, parse_key
 from agent_runtime.journal.store import CheckpointStore
@@ -53,6 +55,12 @@ def main(environ: Mapping[str, str] | None = None) -> int:
     except AgentRuntimeError as error:
         print(f"ERROR {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 3 if isinstance(error, RecoveryNeedsDecision) else 1
+    except Exception as error:
+        if not is_transport(error):
+            raise
+        advice = "see that it runs (MOCK_LLM_URL, MOCK_CLOUD_URL), then pick the run up again"
+        print(f"ERROR {type(error).__name__}: a remote did not answer as it should: {error}; {advice}", file=sys.stderr)
+        return 1
 
 
 async def _until_told_to_stop(settings: Settings, plan: CrashPlan) -> int:
@@ -81,10 +89,12 @@ async def provision(settings: Settings, plan: CrashPlan) -> LoopResult:
     """Start the run, pick it up, or give back what it came to."""
     if settings.planner != "mock":
         raise InvalidSetting(f"PLANNER is 'mock' in this version, found {settings.planner!r}")
-    run_id = check_run_id(settings.run_id or SYSTEM_ENTROPY.draw(16).hex())
+    run_id = check_run_id(SYSTEM_ENTROPY.draw(16).hex() if settings.run_id is None else settings.run_id)
+    given_key = None if settings.checkpoint_key is None else parse_key(settings.checkpoint_key)
     store = open_store(settings.database_url)
     try:
-        ring = KeyRing.of(_key(settings))
+        stored = await store.latest(run_id)  # before a key is made: a file that is no store gets none beside it
+        ring = KeyRing.of(given_key or _key(settings, run_id, is_stored=stored is not None))
         found = await _look(store, ring, run_id)
         await _greet(settings, store, run_id)
         with ExitStack() as started:
@@ -159,16 +169,24 @@ def _goal(settings: Settings, found: Found | None, run_id: str) -> str:
 # The key and the remotes.
 
 
-def _key(settings: Settings) -> bytes:
-    """The key that is set, or the one in the file beside the store, made with the first use."""
-    if settings.checkpoint_key is not None:
-        return parse_key(settings.checkpoint_key)
+def _key(settings: Settings, run_id: str, *, is_stored: bool) -> bytes:
+    """The key in the file beside the store, made with the first use."""
     if not settings.database_url.startswith("sqlite:"):
         return SYSTEM_ENTROPY.draw(KEY_SIZE)
     path = f"{sqlite_path(settings.database_url)}.key"
     if os.path.exists(path):
         return parse_key(f"file:{path}")
-    return key_beside(path, SYSTEM_ENTROPY.draw(KEY_SIZE))
+    if is_stored:
+        raise InvalidKey(
+            f"run {run_id!r} is stored and the key file {path!r} is gone; put it back, or set CHECKPOINT_KEY to the key that "
+            "sealed the run"
+        )
+    try:
+        return key_beside(path, SYSTEM_ENTROPY.draw(KEY_SIZE))
+    except OSError as error:
+        raise InvalidKey(
+            f"no key file can be made at {path!r}: {error.strerror}; make room for it, or set CHECKPOINT_KEY"
+        ) from error
 
 
 def _remotes(settings: Settings, started: ExitStack) -> tuple[str, str]:
@@ -176,13 +194,16 @@ def _remotes(settings: Settings, started: ExitStack) -> tuple[str, str]:
     cloud, model = settings.mock_cloud_url, settings.mock_llm_url
     if cloud is not None and model is not None:
         return cloud, model
-    from agent_runtime.mock import start_cloud, start_model
+    from agent_runtime.mock import MockTrouble, start_cloud, start_model
 
     state = _mock_state(settings)
-    if cloud is None:
-        cloud = started.enter_context(start_cloud(state)).url
-    if model is None:
-        model = started.enter_context(start_model(state)).url
+    try:
+        if cloud is None:
+            cloud = started.enter_context(start_cloud(state)).url
+        if model is None:
+            model = started.enter_context(start_model(state)).url
+    except MockTrouble as trouble:
+        raise InvalidSetting(f"the mocks cannot be started: {trouble}, or set MOCK_CLOUD_URL and MOCK_LLM_URL") from trouble
     return cloud, model
 
 

@@ -59,7 +59,7 @@ async def find(backing: Backing, run_id: RunId, *, kind: str, context: RunContex
     [stored] = await backing.store.load_many([run_id])
     if stored is None:
         raise CheckpointNotFound(f"nothing is stored for run {run_id!r}; check the id and the store, or start it")
-    if stored.row.status == RunStatus.DELETED:
+    if stored.row.status == RunStatus.DELETED and not (stored.row.number or stored.records):
         raise CheckpointConflict(f"run {run_id!r} was deleted, and its id is not used again; choose another id")
     open_run(backing.ring, stored, tenant=backing.tenant)
     history = read_history(run_id, stored.records, _settlement)

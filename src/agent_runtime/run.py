@@ -28,7 +28,7 @@ from agent_runtime.journal.records import OWNER_SIZE, RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.seal import KeyRing, sealer_for
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
-from agent_runtime.lease import LIVE_OWNERS, Heartbeat, claimed_body, heartbeat, own_mark
+from agent_runtime.lease import LIVE_OWNERS, claimed_body, heartbeat, own_mark
 from agent_runtime.offload import SYSTEM_OFFLOAD, Job, Offload
 
 _log = logging.getLogger("agent_runtime")
@@ -92,19 +92,27 @@ class Backing:
 
 
 class Run:
-    """An open run that this worker owns. Made by `start` or by `recovery.reopen`."""
+    """An open run that this worker owns. Made by `start` or by `recovery.reopen`.
+
+    `note` is the journal's: it adds a record to what the next barrier commits. `has_sinks` says whether anybody hears
+    events: where not, none need be made.
+    """
 
     __slots__ = (
+        "_heartbeat",
         "_jobs",
         "_key_prefix",
+        "_now",
         "_pending_events",
         "backing",
         "context",
+        "has_sinks",
         "input",
         "is_recovering",
         "journal",
         "lives",
         "model_requests",
+        "note",
     )
 
     def __init__(
@@ -118,6 +126,8 @@ class Run:
     ) -> None:
         self.backing = backing
         self.journal = journal
+        self.note = journal.note
+        self.has_sinks = bool(backing.sinks)
         self.context = RunContext(**opened["context"])
         self.input = opened["input"]
         self.lives = lives
@@ -126,6 +136,8 @@ class Run:
         self._key_prefix = key_prefix(journal.run_id, opened["namespace"])
         self._pending_events: list[tuple[int, str, Mapping[str, object]]] = []
         self._jobs: list[Job[Any]] = []
+        self._now = backing.clock.monotonic
+        self._heartbeat = heartbeat(backing.store, backing.clock, backing.offload)
         LIVE_OWNERS.add(journal.owner)
         self._heartbeat.watch(journal, backing.heartbeat_seconds)
 
@@ -141,10 +153,6 @@ class Run:
         """What the journal held of a call when the run was opened. Asked once: it is forgotten then."""
         return self.lives.pop(call, None)
 
-    def note(self, kind: RecordKind, call: str = "", attempt: int = 0, body: bytes = b"") -> None:
-        """Add a record to what the next barrier commits."""
-        self.journal.note(kind, call, attempt, body)
-
     async def barrier(self) -> None:
         """Everything noted so far is committed when this returns."""
         await self.journal.barrier()
@@ -158,19 +166,16 @@ class Run:
 
     async def ready_to_act(self) -> None:
         """Everything noted is committed, and this worker may still believe that the run is its own: the door to every act."""
-        await self.barrier()
-        if self.backing.clock.monotonic() >= self.journal.trusted_until:
+        await self.journal.barrier()
+        if self._pending_events:
+            self._announce_pending()
+        if self._now() >= self.journal.trusted_until:
             await self._ask_whether_still_owner()
 
     async def reach(self, point: CrashPoint, seq: int) -> None:
         """A crash point: dies or stalls here if it is armed."""
         if self.backing.plan is not UNARMED:
             await self.backing.plan.reach(point, seq, recovering=self.is_recovering, clock=self.backing.clock)
-
-    @property
-    def has_sinks(self) -> bool:
-        """Whether anybody hears events: where not, none need be made."""
-        return bool(self.backing.sinks)
 
     def announce(self, name: str, data: Mapping[str, object]) -> None:
         """Tell the sinks now."""
@@ -221,10 +226,6 @@ class Run:
     def _forget_owner(self) -> None:
         self._heartbeat.unwatch(self.journal)
         LIVE_OWNERS.discard(self.journal.owner)
-
-    @property
-    def _heartbeat(self) -> Heartbeat:
-        return heartbeat(self.backing.store, self.backing.clock, self.backing.offload)
 
     async def _ask_whether_still_owner(self) -> None:
         """The lease may be over, by a slow commit or a blocked loop: act only if the store still says that the run is mine."""

@@ -30,18 +30,27 @@ class Settings:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """The settings that an environment holds; `InvalidSetting` names the one that cannot be. Empty counts as unset."""
+    """The settings that an environment holds; `InvalidSetting` names the one that cannot be.
+
+    Empty counts as unset, but for RUN_ID: whoever names a run and has lost its name is not to start another one.
+    """
+    lease_seconds, heartbeat_seconds = _seconds(environ, "LEASE", 12.0), _seconds(environ, "HEARTBEAT", 3.0)
+    if heartbeat_seconds > lease_seconds / 2:
+        raise InvalidSetting(
+            f"HEARTBEAT is at most half of LEASE; found {heartbeat_seconds} s and {lease_seconds} s; lower the one or raise "
+            "the other"
+        )
     return Settings(
         database_url=environ.get("DATABASE_URL") or DATABASE_URL,
-        run_id=environ.get("RUN_ID") or None,
+        run_id=environ.get("RUN_ID"),
         goal=environ.get("GOAL") or None,
         planner=environ.get("PLANNER") or PLANNER,
         mock_cloud_url=environ.get("MOCK_CLOUD_URL") or None,
         mock_llm_url=environ.get("MOCK_LLM_URL") or None,
         checkpoint_key=environ.get("CHECKPOINT_KEY") or None,
-        lease_seconds=_seconds(environ, "LEASE", 12.0),
+        lease_seconds=lease_seconds,
         poll_seconds=_seconds(environ, "POLL", 3.0),
-        heartbeat_seconds=_seconds(environ, "HEARTBEAT", 3.0),
+        heartbeat_seconds=heartbeat_seconds,
         max_attempts=_count(environ, "MAX_ATTEMPTS", 5),
     )
 

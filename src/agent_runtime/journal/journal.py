@@ -42,7 +42,7 @@ class Commits(Enum):
     EACH = "each"
 
 
-PROGRESS = frozenset({RecordKind.DONE, RecordKind.SETTLED, RecordKind.VERDICT})
+PROGRESS = frozenset({int(RecordKind.DONE), int(RecordKind.SETTLED), int(RecordKind.VERDICT)})
 """After one of these the count of claims without progress begins anew."""
 
 TRUSTED_SHARE = 2 / 3
@@ -176,11 +176,11 @@ class Journal:
         if self._failure is not None or getpid() != self._pid:
             raise self._why_stopped()
         assert not self._released, f"run {self.run_id!r} was given back; nothing is written after that"
-        number = self.number + 1
-        seal = self._sealer.record(number, self.epoch, kind, call, attempt, self.head, body)
-        self._buffer.append(StoredRecord(number, self.epoch, int(kind), call, attempt, body, seal))
+        number, epoch, code = self.number + 1, self.epoch, int(kind)
+        seal = self._sealer.record(number, epoch, code, call, attempt, self.head, body)
+        self._buffer.append(StoredRecord(number, epoch, code, call, attempt, body, seal))
         self.number, self.head = number, seal
-        if kind in PROGRESS:
+        if code in PROGRESS:
             self.attempts = 0
 
     def move_to_next_step(self) -> None:

@@ -165,7 +165,11 @@ class Sealer:
     def record(self, number: int, epoch: int, kind: int, call: str, attempt: int, previous: bytes, body: bytes) -> bytes:
         """The seal of a record after the one whose seal is `previous`."""
         place = call.encode()
-        return self._seal(_RECORD.pack(b"J", number, epoch, kind, attempt, len(place), len(body)) + place + previous + body)
+        inner = self._inner.copy()  # as `_seal`, without a call: this is the one made most often
+        inner.update(_RECORD.pack(b"J", number, epoch, kind, attempt, len(place), len(body)) + place + previous + body)
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return outer.digest()
 
     def row(self, row: StoredRow) -> bytes:
         """The seal of a row, over all its sealed columns."""
@@ -215,17 +219,23 @@ def open_row(ring: KeyRing, row: StoredRow, *, tenant: str) -> Sealer:
         )
     if row.format != FORMAT or row.tenant != tenant:
         raise _corrupt(row.run_id, "its row is of another tenant or of no known format")
-    sealer = sealer_for(ring, tenant=tenant, run_id=row.run_id, key_id=row.key_id)
+    # The id as it is stored: none at all names no key, and never the active one.
+    sealer = Sealer(ring.get(row.key_id, row.run_id), key_id=row.key_id, tenant=tenant, run_id=row.run_id)
     try:
         holds = (
             len(row.owner) == OWNER_SIZE
             and len(row.head) == SEAL_SIZE
             and _is_status(row.status)
+            and _has_hints(row)
             and hmac.compare_digest(sealer.row(row), row.seal)
         )
     except _NO_SUCH_VALUES:
         holds = False
-    _require(holds, row.run_id, "the seal of its row does not hold")
+    _require(
+        holds,
+        row.run_id,
+        f"the seal of its row does not hold under this worker's key {row.key_id!r}; another key sealed it, or it was changed",
+    )
     return sealer
 
 
@@ -290,6 +300,12 @@ def open_message(sealer: Sealer, message: StoredMessage) -> bool:
 
 def _is_newer(stored: object) -> bool:
     return isinstance(stored, int) and stored > FORMAT
+
+
+def _has_hints(row: StoredRow) -> bool:
+    """Whether the columns that are not sealed are numbers at least: what is worked with them must not fail midway."""
+    hints = (row.lease_ms, row.heartbeat_at, row.idle_ms, row.posted)
+    return all(type(hint) is int for hint in hints) and type(row.wake_at) in (int, type(None))
 
 
 def _is_status(value: int) -> bool:

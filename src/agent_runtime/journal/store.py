@@ -198,6 +198,10 @@ class Store(ABC):
     async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
         return [await self.renew(run_id, guard=guard) for run_id, guard in guards]
 
+    def commit_at_once(self, append: Append) -> Answer | None:
+        """Carry one append without waiting for anybody; None, and nothing written, where that cannot be done now."""
+        return None
+
     def reopen(self) -> CheckpointStore:
         """Itself: right for a store that may be used from several threads."""
         return self

@@ -80,8 +80,18 @@ class SQLiteCheckpointStore(BatchStore):
             check_append(append)
         if not appends:
             return []
-        answers = await self._write(lambda db: self._append_all(db, appends))
+        answers = await self._write(lambda db: self._append_all(db, appends), inline=len(appends) == 1)
         return [Answer(AnswerKind.UNKNOWN)] * len(appends) if answers is None else answers
+
+    def commit_at_once(self, append: Append) -> Answer | None:
+        if self._writer is None or self._in_thread or not self._inline:
+            return None
+        check_append(append)
+        try:
+            answers = self._transact(lambda db: self._append_all(db, [append]))
+        except Busy:
+            return None
+        return Answer(AnswerKind.UNKNOWN) if answers is None else answers[0]
 
     async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
         return await self._answer(lambda db: self._renew(db, run_id, guard, seen, wake_at))
@@ -144,11 +154,11 @@ class SQLiteCheckpointStore(BatchStore):
         answer = await self._write(work)
         return Answer(AnswerKind.UNKNOWN) if answer is None else answer
 
-    async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+    async def _write(self, work: Callable[[sqlite3.Connection], T], *, inline: bool = True) -> T | None:
         """What the work gave once it is durable; None where nobody knows. Raises where nothing was written."""
         if self._writer is None:
             await self._open()
-        if self._inline and not self._in_thread:
+        if inline and self._inline and not self._in_thread:
             try:
                 return self._transact(work)
             except Busy:

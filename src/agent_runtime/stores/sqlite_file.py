@@ -34,7 +34,8 @@ def make_private(path: str) -> None:
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
-        return
+        if not os.access(path, os.W_OK):  # said here: SQLite would open it all the same, and refuse the first write
+            raise ReadOnlyStore(f"SQLite file {path!r} cannot be written; allow it, or name another file") from None
     except OSError as error:
         raise StoreRefused(
             f"no SQLite file can be made at {path!r}: {error.strerror}; name a path in a folder that exists and can be written"
@@ -107,6 +108,8 @@ def _translate(error: sqlite3.Error, path: str) -> AgentRuntimeError | Busy:
             return CheckpointStoreCorrupt(f"SQLite file {path!r} is damaged ({error}); restore it from a copy")
         case sqlite3.SQLITE_FULL:
             return StoreUnavailable(f"no room to write SQLite file {path!r} ({error}); free some, then recover the run")
+        case None if "decode to UTF-8" in str(error):  # the driver's own error, over a changed byte
+            return CheckpointStoreCorrupt(f"SQLite file {path!r} holds text that is none ({error}); restore it from a copy")
         case sqlite3.SQLITE_CANTOPEN:
             return StoreRefused(
                 f"SQLite file {path!r} cannot be opened ({error}); name a file in a folder that can be written"

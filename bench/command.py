@@ -1,0 +1,86 @@
+"""The command line of the benchmark: which measures, how long, and where the table goes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.measures import MEASURES
+from bench.table import Row, between_marks, markdown
+from bench.turns import QUICK, TOP, Bench, Sizes
+
+PAGE = TOP / "docs" / "speed.md"
+ROUNDS = 3
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0, whether or not the goals are reached."""
+    chosen = _parser().parse_args(arguments)
+    peers = os.environ.get("PEERS")
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=chosen.dir) as base:
+        bench = Bench(
+            QUICK if chosen.quick else Sizes(),
+            chosen.rounds or (1 if chosen.quick else ROUNDS),
+            Path(base),
+            Path(peers).resolve() if peers else None,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+        rows = measure(bench, chosen.measures or list(MEASURES))
+        facts = machine_facts(Path(base), bench)
+    if chosen.json:
+        print(json.dumps({"machine": facts, "rows": [row.to_plain() for row in rows]}, ensure_ascii=False, indent=1))
+    else:
+        print(f"{facts}\n\n{markdown(rows)}", end="")
+    if chosen.write:
+        page = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(between_marks(page, f"{facts}\n\n{markdown(rows)}"), encoding="utf-8")
+    return 0
+
+
+def measure(bench: Bench, names: Sequence[str]) -> list[Row]:
+    """The rows of the measures named."""
+    rows = []
+    for name in names:
+        began = time.monotonic()
+        rows += MEASURES[name](bench)
+        bench.say(f"{name}: {time.monotonic() - began:.0f} s")
+    return rows
+
+
+def machine_facts(base: Path, bench: Bench) -> str:
+    """What the figures were measured on, without a date."""
+    rounds = "one round" if bench.rounds == 1 else f"medians of {bench.rounds} rounds"
+    return (
+        f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, {platform.python_implementation()} "
+        f"{platform.python_version()}, SQLite {sqlite3.sqlite_version} on {file_system(base)}; {rounds}."
+    )
+
+
+def file_system(path: Path) -> str:
+    """The kind of file system that the files are on; durable writes cost nothing on some."""
+    try:
+        lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "an unknown file system"
+    mounts = [line.split()[1:3] for line in lines]
+    inside = [(where, kind) for where, kind in mounts if path.resolve().is_relative_to(where)]
+    return max(inside, key=lambda mount: len(mount[0]), default=("", "an unknown file system"))[1]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench/run.py", description="Our speed beside the floor, in turns in one pass.")
+    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"which of {', '.join(MEASURES)}; all by default")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds of each measure, {ROUNDS} by default")
+    parser.add_argument("--quick", action="store_true", help="less work and one round: to see that it runs, not how fast")
+    parser.add_argument("--json", action="store_true", help="every figure of every round as JSON instead of the table")
+    parser.add_argument("--write", action="store_true", help="also write the table to docs/speed.md")
+    parser.add_argument("--dir", help="where the files are made; by default the system's temporary folder")
+    return parser

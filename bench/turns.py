@@ -1,0 +1,101 @@
+"""Taking turns: each measurement of ours between two of the floor, in one pass, each in a process and a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from bench.job import Figures
+
+TOP = Path(__file__).resolve().parent.parent
+LONGEST_SECONDS = 300
+
+Measure: TypeAlias = Callable[[], Figures]
+Ask: TypeAlias = "Callable[[str, dict[str, Any]], Figures]"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much work each measure does."""
+
+    runs: int = 1000
+    steps: int = 5
+    crowds: Sequence[int] = (64, 256)
+    long_steps: int = 1000
+    kept_steps: tuple[int, int] = (100, 1000)
+    counted_steps: tuple[int, int] = (20, 120)
+    killed: int = 200
+    recover_in_flight: int = 64
+    records: int = 1000
+    loads: int = 15
+    idle_runs: int = 2000
+    starts: int = 5
+
+
+QUICK = Sizes(runs=200, long_steps=200, kept_steps=(50, 250), killed=50, idle_runs=1000, starts=3)
+
+
+def ask_process(name: str, options: dict[str, Any]) -> Figures:
+    """The job's figures, measured in a process of its own."""
+    return run_script(["-m", "bench.job", name, json.dumps(options)])
+
+
+def run_script(arguments: Sequence[str]) -> Figures:
+    """What a Python process prints as JSON. `CalledProcessError` where it fails."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=TOP, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        if done.returncode > 0:
+            print(done.stderr, file=sys.stderr)
+        raise subprocess.CalledProcessError(done.returncode, arguments, done.stdout, done.stderr)
+    figures: Figures = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every measure is given."""
+
+    sizes: Sizes
+    rounds: int
+    base: Path
+    peers: Path | None = None
+    ask: Ask = ask_process
+    say: Callable[[str], None] = field(default=lambda line: None)
+
+    def job(self, name: str, **options: Any) -> Measure:
+        """A measurement in a folder of its own, which is removed after it."""
+        return lambda: self.in_folder(lambda folder: self.ask(name, {"folder": folder, **options}))
+
+    def in_folder(self, measure: Callable[[str], Figures]) -> Figures:
+        folder = tempfile.mkdtemp(prefix="bench-", dir=self.base)
+        try:
+            return measure(folder)
+        finally:
+            shutil.rmtree(folder)
+
+    def in_turns(self, what: str, ours: Measure, *floors: Measure) -> tuple[list[Figures], list[list[Figures]]]:
+        """A round: the floors, ours, the floors again in reverse. Ours of all rounds, and of each floor the means of two."""
+        mine: list[Figures] = []
+        beside: list[list[Figures]] = [[] for _ in floors]
+        for number in range(1, self.rounds + 1):
+            self.say(f"{what}, round {number} of {self.rounds}")
+            before = [floor() for floor in floors]
+            mine.append(ours())
+            after = [floor() for floor in reversed(floors)][::-1]
+            for found, pair in zip(beside, zip(before, after, strict=True), strict=True):
+                found.append(mean_of(*pair))
+        return mine, beside
+
+
+def mean_of(one: Figures, other: Figures) -> Figures:
+    """The mean of two measurements, figure by figure."""
+    return {name: (value + other[name]) / 2 for name, value in one.items()}

@@ -1,0 +1,115 @@
+"""Our own sweep: every scenario, in each commit mode, on each store; its rows are worked by several processes."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.stores.memory import MemoryCheckpointStore
+from agent_runtime.stores.sqlite import SQLiteCheckpointStore
+from agent_runtime.testing.crash_sweep.report import Row, SweepReport
+from agent_runtime.testing.crash_sweep.scenario import SCENARIOS, SHORT_SCENARIOS, Scenario
+from agent_runtime.testing.crash_sweep.sweep import COMMITS, sweep
+
+STORES = ("sqlite", "memory")
+ALL: dict[str, Scenario] = {each.name: each for each in (*SCENARIOS, *SHORT_SCENARIOS)}
+LOOK_SECONDS = 0.2
+
+Show: TypeAlias = Callable[[int, int], None]
+"""Told how many rows are done, and how many cells."""
+
+
+class Job(NamedTuple):
+    """One row of the matrix."""
+
+    scenario: str
+    commits: str
+    store: str
+    depth: int
+
+
+def plan(
+    *,
+    scenarios: Sequence[str] | None = None,
+    commits: Sequence[str] | None = None,
+    stores: Sequence[str] | None = None,
+    depth: int | None = None,
+) -> list[Job]:
+    """The rows to work: all, or those that are named. Two deaths a run, three in a short scenario, if nothing is said."""
+    return [
+        Job(scenario, mode, store, depth or (3 if ALL[scenario] in SHORT_SCENARIOS else 2))
+        for store in stores or STORES
+        for scenario in scenarios or ALL
+        for mode in commits or COMMITS
+    ]
+
+
+def work_all(jobs: Sequence[Job], folder: Path, *, processes: int, show: Show) -> SweepReport:
+    """Work the jobs, here where one process is enough, and report their rows in the order of the jobs."""
+    if min(processes, len(jobs)) <= 1:
+        return SweepReport(_work_here(jobs, folder, show))
+    context = multiprocessing.get_context("spawn")
+    cells = context.Value("L", 0)
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_share, initargs=(cells,)) as pool:
+        futures = [pool.submit(_work_apart, job, folder) for job in jobs]
+        left = set(futures)
+        while left:
+            done, left = wait(left, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
+            _raise_first(done)
+            show(len(futures) - len(left), cells.value)
+        return SweepReport([future.result() for future in futures])
+
+
+def _work_here(jobs: Sequence[Job], folder: Path, show: Show) -> list[Row]:
+    rows: list[Row] = []
+    cells = 0
+
+    def count(row: Row) -> None:
+        nonlocal cells
+        cells += 1
+        show(len(rows), cells)
+
+    for job in jobs:
+        rows.append(asyncio.run(_work(job, folder, count)))
+    return rows
+
+
+_SHARED: list[Synchronized[int]] = []
+"""In a process of the pool: the one number of cells that all of them have worked."""
+
+
+def _share(cells: Synchronized[int]) -> None:
+    _SHARED.append(cells)
+
+
+def _work_apart(job: Job, folder: Path) -> Row:
+    return asyncio.run(_work(job, folder, _count_one))
+
+
+def _count_one(row: Row) -> None:
+    with _SHARED[0].get_lock():
+        _SHARED[0].value += 1
+
+
+async def _work(job: Job, folder: Path, progress: Callable[[Row], None]) -> Row:
+    async def make_store() -> CheckpointStore:
+        if job.store == "memory":
+            return MemoryCheckpointStore()
+        return SQLiteCheckpointStore(folder / f"{job.scenario}-{job.commits}.db")
+
+    report = await sweep(
+        ALL[job.scenario], make_store, store_name=job.store, commits=[job.commits], depth=job.depth, progress=progress
+    )
+    return report.rows[0]
+
+
+def _raise_first(done: set[Future[Row]]) -> None:
+    """A row that could not be worked at all ends the sweep at once."""
+    for future in done:
+        future.result()

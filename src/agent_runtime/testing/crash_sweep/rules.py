@@ -1,0 +1,105 @@
+"""The rules that hold in every cell of a sweep, by name, and what a journal must look like for them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from agent_runtime import codec
+from agent_runtime.journal.records import RecordKind, StoredRecord
+from agent_runtime.journal.replay import History
+from agent_runtime.journal.states import Settlement
+from agent_runtime.messages import Reply, decode_reply
+
+
+class Rule(Enum):
+    """What must be true wherever a worker dies."""
+
+    CLAIM_FIRST = "nothing acts under an epoch before its claim is durable"
+    INTENT_FIRST = "nothing acts before its own intent is durable"
+    REPLY_FIRST = "nothing acts on a reply that is not durable"
+    AS_DECIDED = "what is asked of a tool is what the recorded reply decided"
+    RESULT_FIRST = "a result reaches the model only once it is durable"
+    END_FIRST = "the run's result is given out only once its end is durable"
+    ENDED_ONCE = "a call that has ended is not made again"
+    DECIDED_ONCE = "a decision that is recorded is not asked for again"
+    ONE_EFFECT = "one key, one effect, one set of arguments"
+    AS_PERMITTED = "a call with no repeat rule runs once, and once more for each recorded permission"
+    NAMED_DOUBTS = "recovery names exactly the calls in doubt, and nothing acts before they are decided"
+    GROWS = "the journal only grows, and ends once"
+    EPOCHS = "each claim is one epoch further, and records are of the epoch that claimed them"
+    SPEND = "the spend recorded is no less than the requests made"
+    VALID_REQUEST = "each model request holds each call once, with its one result"
+    VERIFIES = "the journal verifies"
+    SAME_STATE = "the end is that of a run without faults"
+    REACHES_END = "the run ends, or names what must be decided"
+    DIES = "a worker dies where it is told to"
+
+
+class Broken(NamedTuple):
+    """A rule that did not hold, and how."""
+
+    rule: Rule
+    found: str
+
+
+def has_ended(records: Sequence[StoredRecord], call: str) -> bool:
+    """Whether the call has its recorded ending."""
+    return any(record.call == call and record.kind == RecordKind.DONE for record in records)
+
+
+def starts(records: Sequence[StoredRecord], call: str, epoch: int) -> int:
+    """How often the call was written down before it was made, under that epoch."""
+    return sum(r.call == call and r.kind == RecordKind.STARTED and r.epoch == epoch for r in records)
+
+
+def permissions(records: Sequence[StoredRecord], call: str) -> int:
+    """How often it was recorded that the call may run again."""
+    settled = (record for record in records if record.call == call and record.kind == RecordKind.SETTLED)
+    return sum(codec.decode(record.body)["how"] == Settlement.RERUN.value for record in settled)
+
+
+def recorded_reply(records: Sequence[StoredRecord], seq: int) -> Reply | None:
+    """The reply of a decision as it is recorded."""
+    for record in records:
+        if record.call == f"{seq}/model" and record.kind == RecordKind.DONE:
+            return decode_reply(record.body)
+    return None
+
+
+def check_growth(before: Sequence[StoredRecord], after: Sequence[StoredRecord]) -> list[Broken]:
+    """The records of a moment against those of a later one."""
+    found = []
+    if list(after[: len(before)]) != list(before):
+        found.append(Broken(Rule.GROWS, f"{len(before)} records were there, and they are not the first of {len(after)}"))
+    ends = [record.number for record in after if record.kind == RecordKind.ENDED]
+    if ends and ends != [len(after)]:
+        found.append(Broken(Rule.GROWS, f"the run ended at {ends}, and its journal goes to {len(after)}"))
+    return found
+
+
+def check_epochs(records: Sequence[StoredRecord]) -> list[Broken]:
+    """Each claim one further, and nothing of an epoch that did not claim."""
+    claims = [record.epoch for record in records if record.kind == RecordKind.CLAIMED]
+    found = []
+    if claims != list(range(1, len(claims) + 1)):
+        found.append(Broken(Rule.EPOCHS, f"epochs were claimed as {claims}"))
+    if not {record.epoch for record in records} <= set(claims):
+        found.append(Broken(Rule.EPOCHS, f"records are of epochs {sorted({r.epoch for r in records})}, claimed: {claims}"))
+    return found
+
+
+def check_decided(history: History) -> list[Broken]:
+    """What was asked of each tool against the reply that decided it."""
+    found = []
+    for call, life in history.lives.items():
+        if call.endswith("/model") or not life.asked:
+            continue
+        place, _, index = call.partition(".")
+        reply = history.lives.get(f"{place}/model")
+        decided = decode_reply(reply.ended).tool_calls[int(index or 0)] if reply is not None and reply.ended else None
+        asked = codec.decode(life.asked)
+        if decided is None or (decided.name, dict(decided.args)) != (asked["tool"], asked["args"]):
+            found.append(Broken(Rule.AS_DECIDED, f"call {call} was asked as {asked}, decided was {decided}"))
+    return found

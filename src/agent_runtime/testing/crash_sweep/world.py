@@ -1,0 +1,317 @@
+"""The world of one cell: a run, the workers it has one after another, the remote and the model that outlive them.
+
+Rules are checked where they could be broken: what is durable is read, past the worker and its store, at the very moment
+at which the worker acts, asks or answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from agent_runtime.errors import CheckpointNotFound, RecoveryNeedsDecision
+from agent_runtime.ids import RunId, key_prefix, seq_of
+from agent_runtime.journal.records import NO_OWNER, RecordKind, RunStatus, StoredRecord
+from agent_runtime.journal.seal import KeyRing
+from agent_runtime.journal.states import IN_DOUBT
+from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.messages import Message, Reply, ToolSpec, encode_messages
+from agent_runtime.offload import SYSTEM_OFFLOAD, Job, Serial
+from agent_runtime.recovery import Found, find
+from agent_runtime.testing.crash_sweep.rules import (
+    Broken,
+    Rule,
+    check_decided,
+    check_epochs,
+    check_growth,
+    has_ended,
+    permissions,
+    recorded_reply,
+    starts,
+)
+from agent_runtime.testing.crash_sweep.scenario import Scenario
+from agent_runtime.testing.faults import FaultyStore, Life, SimulatedCrash, Where
+from agent_runtime.testing.remote import Remote
+from agent_runtime.testing.script_model import ScriptModel, check_request, without_marks
+from agent_runtime.tool_loop import KIND, LoopResult, make_backing, recover_tool_loop, run_tool_loop
+from agent_runtime.tools import RepeatRule, ToolRegistry, idempotency_key
+
+T = TypeVar("T")
+
+KEY = b"the key of all swept runs, no secret"
+
+
+class Died:
+    """The worker died where it was told to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The worker brought the run to its end."""
+
+    result: LoopResult
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """The worker stopped, and named what must be decided."""
+
+    calls: frozenset[str]
+
+
+class World:
+    """One run, and all that happens to it."""
+
+    def __init__(self, scenario: Scenario, registry: ToolRegistry, store: CheckpointStore, run_id: str, commits: str) -> None:
+        self.scenario = scenario
+        self.registry = registry
+        self.store = store
+        self.run_id = RunId(run_id)
+        self.commits = commits
+        self.remote = Remote()
+        self.model = ScriptModel(scenario.replies, vary_args=scenario.vary_args)
+        self.lives: list[Life] = []
+        self.broken: list[Broken] = []
+        self.decisions = 0
+        self._backing = make_backing(store, KeyRing.of(KEY))
+        self._prefix = key_prefix(self.run_id)
+        self._found: Found | None = None
+        self._seen: Sequence[StoredRecord] = ()
+        self._stores: list[CheckpointStore] = []
+
+    # Workers.
+
+    async def send_worker(self, life: Life, *, rerun: bool) -> Died | Done | InDoubt:
+        """Let a worker start or recover the run, and check what it leaves behind."""
+        self.lives.append(life)
+        before = self._found
+        doubts = frozenset() if rerun or before is None else self.doubts(before)
+        done_before = (self.model.calls, len(self.remote.requests))
+        try:
+            ended: Died | Done | InDoubt = Done(await self._work(life, rerun=rerun, is_new=before is None))
+        except SimulatedCrash:
+            ended = Died()
+        except RecoveryNeedsDecision as error:
+            ended = InDoubt(frozenset(doubt.call for doubt in error.doubts))
+        after = self._found = await self.look()
+        if doubts and done_before != (self.model.calls, len(self.remote.requests)):
+            self.fail(Rule.NAMED_DOUBTS, f"{sorted(doubts)} were in doubt, and something was asked for before a decision")
+        match ended:
+            case Done(result):
+                self._check_done(result, after, doubts)
+            case InDoubt(calls):
+                self._check_in_doubt(calls, after, doubts)
+            case Died():
+                pass
+        return ended
+
+    async def _work(self, life: Life, *, rerun: bool, is_new: bool) -> LoopResult:
+        worker = _Worker(self, life, claims=_claims(self._seen))
+        store = FaultyStore(self.store.reopen(), life=life)
+        self._stores.append(store)
+        _WORKER.set(worker)
+        entry = (
+            partial(run_tool_loop, messages=self.scenario.messages, run_id=self.run_id)
+            if is_new
+            else partial(recover_tool_loop, run_id=self.run_id, rerun_in_doubt=rerun)
+        )
+        return await entry(
+            worker.ask, self.registry, checkpoints=store, checkpoint_key=KEY, commits=self.commits, offload=_NoHeartbeat(),
+            parallel=self.scenario.parallel,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """Let go of what the workers held, as the system does once their processes are gone."""
+        for store in self._stores:
+            await store.close()
+
+    # Looking.
+
+    def fail(self, rule: Rule, found: str) -> None:
+        """Write down that a rule was broken."""
+        self.broken.append(Broken(rule, found))
+
+    async def look(self) -> Found | None:
+        """The run as it is stored now, verified, and held against what was seen of it before."""
+        try:
+            found = await find(self._backing, self.run_id, kind=KIND, context=None)
+        except CheckpointNotFound:
+            if self._seen or self.remote.requests or self.model.calls:
+                self.fail(Rule.GROWS, "nothing is stored, though something was, or was done")
+            return None
+        except Exception as error:  # whatever keeps a run from being read is a finding, and the sweep goes on
+            self.fail(Rule.VERIFIES, f"{type(error).__name__}: {error}")
+            raise
+        records = found.stored.records
+        self.broken += check_growth(self._seen, records)
+        self.broken += check_epochs(records)
+        self.broken += check_decided(found.history)
+        self._seen = records
+        return found
+
+    async def durable(self) -> Sequence[StoredRecord]:
+        """The records that a power cut would leave now."""
+        return await self.store.calls(self.run_id)
+
+    def doubts(self, found: Found) -> frozenset[str]:
+        """The calls of which nobody could know whether they happened."""
+        rules = self.rules()
+        lives = found.history.lives
+        return frozenset(call for call in rules if lives[call].state in IN_DOUBT and rules[call] is RepeatRule.NONE)
+
+    def rules(self) -> dict[str, RepeatRule]:
+        """The repeat rule of every tool call that the journal knows."""
+        rules = {}
+        for record in self._seen:
+            if record.kind == RecordKind.STARTED and not record.call.endswith("/model"):
+                reply = recorded_reply(self._seen, seq_of(record.call))
+                assert reply is not None, "a call that was started was decided"
+                index = int(record.call.partition(".")[2] or 0)
+                rules[record.call] = self.registry.get(reply.tool_calls[index].name).rule
+        return rules
+
+    def place(self, key: str) -> str:
+        """The place of the call that has the key."""
+        return key.removeprefix(self._prefix)
+
+    # Judging how a worker ended.
+
+    def _check_done(self, result: LoopResult, after: Found | None, doubts: frozenset[str]) -> None:
+        if doubts:
+            self.fail(Rule.NAMED_DOUBTS, f"{sorted(doubts)} were in doubt, and the run went on without a decision")
+        row = None if after is None else after.stored.row
+        if row is None or row.status != RunStatus.DONE or row.owner != NO_OWNER:
+            self.fail(Rule.END_FIRST, f"the result was given out, and the run's row says {row and RunStatus(row.status).name}")
+        if result.llm_calls < self.model.calls:
+            self.fail(Rule.SPEND, f"{self.model.calls} requests were made, and {result.llm_calls} are recorded")
+
+    def _check_in_doubt(self, calls: frozenset[str], after: Found | None, doubts: frozenset[str]) -> None:
+        self.decisions += 1
+        if calls != doubts:
+            self.fail(Rule.NAMED_DOUBTS, f"named were {sorted(calls)}, in doubt {sorted(doubts)}")
+        if after is None or after.status is not RunStatus.BLOCKED or after.stored.row.owner != NO_OWNER:
+            self.fail(Rule.NAMED_DOUBTS, f"the run is not left blocked and free: {after and after.status.name}")
+
+    def check_effects(self, expected: Mapping[str, int]) -> None:
+        """Hold what happened at the remote against what happens there without faults, by the place of the call."""
+        rules, happened = self.rules(), self.effects()
+        for call in {*expected, *happened}:
+            times, once = happened[call], expected.get(call, 0)
+            if rules.get(call) is not RepeatRule.NONE:
+                if times != once:
+                    self.fail(Rule.ONE_EFFECT, f"call {call} had {times} effects, expected {once}")
+            elif not once <= times <= once * (1 + permissions(self._seen, call)):
+                self.fail(Rule.AS_PERMITTED, f"call {call} had {times} effects, {permissions(self._seen, call)} permissions")
+        for key in {effect.key for effect in self.remote.effects}:
+            if len({effect.args for effect in self.remote.requests if effect.key == key}) > 1:
+                self.fail(Rule.ONE_EFFECT, f"key {key} was used with more than one set of arguments")
+
+    def effects(self) -> Counter[str]:
+        """How often each call happened, by its place: counted at the remote."""
+        return Counter(self.place(effect.key) for effect in self.remote.effects)
+
+    def state(self, result: LoopResult) -> str:
+        """What a run came to, as text in which nothing tells how often something was asked for."""
+        plain = {"status": result.status, "output": result.output, "messages": encode_messages(result.messages)}
+        return without_marks(json.dumps(plain, sort_keys=True)).replace(self.run_id, "RUN")
+
+
+class _Worker:
+    """What one worker can reach: the remote and the model, until it is dead. Watches that it only does what it may."""
+
+    def __init__(self, world: World, life: Life, *, claims: int) -> None:
+        self._world = world
+        self._life = life
+        self._claims_before = claims
+        self._made: Counter[str] = Counter()
+
+    async def act(self, tool: str, args: Mapping[str, object], *, idempotent: bool = False) -> str:
+        await self._check_call()
+        receipt = await self._world.remote.act(tool, args, idempotent=idempotent)
+        self._life.reach(Where.AFTER_ACT)
+        return receipt.result
+
+    async def read(self, tool: str, args: Mapping[str, object]) -> str:
+        await self._check_call()
+        result = await self._world.remote.read(tool, args)
+        self._life.reach(Where.AFTER_ACT)
+        return result
+
+    async def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply:
+        """The model."""
+        self._life.check()
+        records = await self._world.durable()
+        call = self._world.place(idempotency_key())
+        self._check_intent(records, call, Rule.SPEND)
+        if has_ended(records, call):
+            self._world.fail(Rule.DECIDED_ONCE, f"{call} is recorded, and was asked for again")
+        self._check_request(records, seq_of(call), messages)
+        reply = await self._world.model.reply(messages, tools)
+        self._life.reach(Where.AFTER_ANSWER)
+        return reply
+
+    async def _check_call(self) -> None:
+        self._life.check()
+        records = await self._world.durable()
+        call = self._world.place(idempotency_key())
+        self._check_intent(records, call, Rule.INTENT_FIRST)
+        if has_ended(records, call):
+            self._world.fail(Rule.ENDED_ONCE, f"call {call} has ended, and was made again")
+        if recorded_reply(records, seq_of(call)) is None:
+            self._world.fail(Rule.REPLY_FIRST, f"call {call} was made, and the reply that decided it is not durable")
+
+    def _check_intent(self, records: Sequence[StoredRecord], call: str, rule: Rule) -> None:
+        self._made[call] += 1
+        epoch = _claims(records)
+        if epoch != self._claims_before + 1:
+            self._world.fail(Rule.CLAIM_FIRST, f"{call} was made under claim {self._claims_before + 1}, durable are {epoch}")
+        if starts(records, call, self._claims_before + 1) < self._made[call]:
+            self._world.fail(rule, f"{call} was made {self._made[call]} times by this worker, more than was written down")
+
+    def _check_request(self, records: Sequence[StoredRecord], seq: int, messages: Sequence[Message]) -> None:
+        try:
+            check_request(messages)
+        except AssertionError as error:
+            self._world.fail(Rule.VALID_REQUEST, str(error))
+        for earlier in range(seq):
+            reply = recorded_reply(records, earlier)
+            count = 0 if reply is None else len(reply.tool_calls)
+            places = [f"{earlier}" if count == 1 else f"{earlier}.{at}" for at in range(count)]
+            if reply is None or not all(has_ended(records, place) for place in places):
+                self._world.fail(Rule.RESULT_FIRST, f"{seq} was decided before the results of {earlier} were durable")
+
+
+_WORKER: ContextVar[_Worker] = ContextVar("agent_runtime_swept_worker")
+"""Whose tools are called: a task that outlives its worker still is that worker's."""
+
+
+class CurrentWorker:
+    """The client of the worker that calls: so one registry serves all workers of a sweep."""
+
+    async def act(self, tool: str, args: Mapping[str, object], *, idempotent: bool = False) -> str:
+        return await _WORKER.get().act(tool, args, idempotent=idempotent)
+
+    async def read(self, tool: str, args: Mapping[str, object]) -> str:
+        return await _WORKER.get().read(tool, args)
+
+
+class _NoHeartbeat:
+    """The system's threads, but none for a heartbeat: a cell is over long before a lease."""
+
+    def start(self, work: Callable[[], T]) -> Job[T]:
+        return SYSTEM_OFFLOAD.start(work)
+
+    def serial(self, name: str) -> Serial:
+        return SYSTEM_OFFLOAD.serial(name)
+
+    def spawn(self, name: str, target: Callable[[], None]) -> None:
+        return None
+
+
+def _claims(records: Sequence[StoredRecord]) -> int:
+    return sum(record.kind == RecordKind.CLAIMED for record in records)

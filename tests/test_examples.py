@@ -1,0 +1,80 @@
+"""Every file of `examples/` runs as a user would start it, offline and in an empty folder, and says what it should."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SECONDS = 60
+
+KEY_LINES = {
+    "tool_loop": [
+        "!!! the worker dies: the bank has acted, nothing is written down",
+        "INFO recovered run=order-7 replayed=3 rerun=1",
+        "INFO calling run=order-7 seq=1 tool=charge_card key=order-7:1 attempt=2",
+        "3 model calls, 1 charge at the bank",
+    ],
+    "in_doubt": [
+        "in doubt: send_mail{'to': 'ana', 'text': 'The build is green.'}, key mail-1:0, attempt 1",
+        "in the outbox: []",
+        "after the decision: ['ana: The build is green. [mail-1:0]']",
+        "done - Ana knows.",
+    ],
+    "tools": [
+        '    {"show":"Hamlet","day":"2030-05-01"}',
+        "    error: SoldOut: no seats on that day",
+        "    error: ToolError: order 7 was refunded last week",
+        "attempts of call_taxi: [1, 2, 3]",
+    ],
+}
+
+
+def start(example: str, folder: Path) -> list[str]:
+    """The lines that an example prints when it runs in the folder. Anything on standard error is a fault of it."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / f"{example}.py")],
+        cwd=folder,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout.splitlines()
+
+
+def test_every_example_is_run_here() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(KEY_LINES) | {"smallest", "own_store", "sweep"}
+
+
+@pytest.mark.parametrize("example", KEY_LINES)
+def test_an_example_prints_what_it_is_about_and_leaves_nothing_behind(example: str, tmp_path: Path) -> None:
+    lines = start(example, tmp_path)
+    assert [line for line in KEY_LINES[example] if line not in lines] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_smallest_program_started_again_gives_the_stored_result_and_asks_nobody(tmp_path: Path) -> None:
+    assert start("smallest", tmp_path) == ["the model is asked", "the model is asked", "done - The sum is 42."]
+    assert start("smallest", tmp_path) == ["done - The sum is 42."]
+
+
+def test_the_example_store_passes_every_case_of_the_contract_and_a_worse_one_does_not(tmp_path: Path) -> None:
+    store, worse = start("own_store", tmp_path)
+    assert store.startswith("FolderStore: ")
+    assert store.endswith(" passed, 0 failed")
+    assert worse.endswith(" fails: the answer must be fenced, found ok")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_sweep_finds_the_tool_that_does_not_keep_what_it_declares_and_no_other(tmp_path: Path) -> None:
+    honest, careless, found = start("sweep", tmp_path)
+    assert honest.startswith("honest: ")
+    assert honest.endswith(" runs, 0 violations")
+    assert careless.startswith("careless: ")
+    assert not careless.endswith(" runs, 0 violations, such as")
+    assert "one key, one effect, one set of arguments" in found
