@@ -4,8 +4,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.bench import Place
+
+# A busy machine is slow, and slow is not wrong.
+settings.register_profile("unhurried", deadline=None, max_examples=60)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime import codec
+from agent_runtime.clock import Clock, milliseconds
 from agent_runtime.errors import Doubt
 from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
 from agent_runtime.journal.replay import CallLife
@@ -37,18 +38,20 @@ class Decisions:
 class Decider:
     """Decides the calls in doubt of a run: by its tool's rule, by a permission to rerun, or not at all."""
 
-    def __init__(self, run_id: RunId, registry: ToolRegistry, rerun: Rerun) -> None:
+    def __init__(self, run_id: RunId, registry: ToolRegistry, rerun: Rerun, clock: Clock) -> None:
         self._run_id = run_id
         self._registry = registry
         self._rerun = rerun
+        self._clock = clock
 
     def __call__(self, lives: Sequence[CallLife], opened: Mapping[str, Any]) -> Decisions:
         prefix = key_prefix(self._run_id, opened["namespace"])
         by_rule, permitted, undecided = 0, [], []
+        now = milliseconds(self._clock.now())
         for life in lives:
             if is_reply(life.call):
                 continue  # a lost reply was never acted upon: it is asked for again, and counted again
-            name, args = read_asked(life.asked)
+            name, args, at_ms = read_asked(life.asked)
             tool = self._registry.find(name)
             if tool is not None and tool.rule.may_repeat and life.unrecordable < MOST_UNRECORDABLE:
                 by_rule += 1
@@ -57,7 +60,7 @@ class Decider:
             else:
                 why = _why(life, is_known=tool is not None)
                 key = build_key(prefix, life.call)
-                undecided.append(make_doubt(self._run_id, life.call, key, name, life.attempts, why, args))
+                undecided.append(make_doubt(self._run_id, life.call, key, name, life.attempts, why, args, now - at_ms))
         return Decisions(permitted, undecided, by_rule + len(permitted))
 
     def _is_permitted(self, life: CallLife) -> bool:
@@ -74,12 +77,22 @@ def _why(life: CallLife, *, is_known: bool) -> str:
     return "it was started and has no ending: its worker stopped before it could write one"
 
 
-def make_doubt(run_id: str, call: str, key: str, tool: str, attempt: int, why: str, args: Mapping[str, object]) -> Doubt:
-    """A call in doubt, with what may be done about it."""
-    return Doubt(run_id, call, key, tool, attempt, why, ("rerun",), args)
+class Asked(NamedTuple):
+    """What a `started` record of a tool call says: the tool, its arguments, and when (milliseconds UTC of the worker)."""
+
+    tool: str
+    args: dict[str, object]
+    at_ms: int
 
 
-def read_asked(body: bytes) -> tuple[str, dict[str, object]]:
-    """The tool and the arguments of a `started` record."""
+def read_asked(body: bytes) -> Asked:
+    """What the body of a `started` record says."""
     plain = codec.decode(body)
-    return plain["tool"], plain["args"]
+    return Asked(plain["tool"], plain["args"], plain["at"])
+
+
+def make_doubt(
+    run_id: str, call: str, key: str, tool: str, attempt: int, why: str, args: Mapping[str, object], age_ms: int
+) -> Doubt:
+    """A call in doubt, with what may be done about it."""
+    return Doubt(run_id, call, key, tool, attempt, why, ("rerun",), args, max(0.0, age_ms / 1000))

@@ -15,14 +15,13 @@ from typing import Any, NamedTuple, TypeAlias, assert_never
 
 from agent_runtime import codec
 from agent_runtime.crash import CrashPoint
-from agent_runtime.doubts import MOST_UNRECORDABLE, make_doubt, read_asked
+from agent_runtime.doubts import MOST_UNRECORDABLE, Asked, make_doubt, read_asked
 from agent_runtime.errors import (
     CheckpointStoreCorrupt,
     Doubt,
     InvalidArguments,
     KeyConflict,
     NotSent,
-    ToolError,
     UnknownTool,
     Unrecordable,
 )
@@ -150,6 +149,7 @@ class _Attempts:
         "run",
         "seq",
         "siblings",
+        "started_ms",
         "tool",
         "tries_left",
         "unrecordable",
@@ -162,12 +162,13 @@ class _Attempts:
         self.recorded_args = recorded_args
         self.seq = seq_of(call)
         self.key = run.key(call)
-        self.asked = b'{"tool":%b,"args":%b}' % (codec.encode_checked(tool.name), recorded_args)
+        self.asked = b'{"tool":%b,"args":%b,"at":' % (codec.encode_checked(tool.name), recorded_args)
         self.attempt = 0 if life is None else life.attempts
         self.began = 0.0
+        self.started_ms = 0
         self.unrecordable = 0 if life is None else life.unrecordable
         self.tries_left = max(1, tool.attempts - self.attempt)
-        if life is not None and life.asked and life.asked != self.asked:
+        if life is not None and life.asked and not life.asked.startswith(self.asked):
             raise CheckpointStoreCorrupt(
                 f"run {run.run_id!r}: call {call} was asked with other arguments than its decision holds; nothing was run"
             )
@@ -188,7 +189,8 @@ class _Attempts:
         self.attempt += 1
         self.tries_left -= 1
         await run.reach(CrashPoint.BEFORE_INTENT, self.seq)
-        run.note(RecordKind.STARTED, self.call, self.attempt, self.asked)
+        self.started_ms = run.now_ms()
+        run.note(RecordKind.STARTED, self.call, self.attempt, b"%b%d}" % (self.asked, self.started_ms))
         await run.ready_to_act()
         if run.has_sinks:
             run.announce("call.started", self._data())
@@ -262,9 +264,8 @@ class _Attempts:
         await self.run.backing.clock.sleep(self.tool.pause_seconds * 2.0 ** min(tried - 1, 10))
 
     def _doubt(self, why: str) -> Doubt:
-        return make_doubt(
-            self.run.run_id, self.call, self.key, self.tool.name, self.attempt, why, codec.decode(self.recorded_args)
-        )
+        args, age_ms = codec.decode(self.recorded_args), self.run.now_ms() - self.started_ms
+        return make_doubt(self.run.run_id, self.call, self.key, self.tool.name, self.attempt, why, args, age_ms)
 
     def _data(self) -> dict[str, object]:
         step = self.run.journal.step
@@ -278,19 +279,21 @@ class _Attempts:
 async def act(run: Run, tool: Tool, arguments: dict[str, Any]) -> Outcome:
     """Call the tool, and say what is known afterwards."""
     job: Job[Any] | None = None
+    deadline = None if tool.timeout_seconds is None else asyncio.timeout(tool.timeout_seconds)
     try:
         if tool.is_async:
-            if tool.timeout_seconds is None:
-                return Returned(await tool.function(**arguments))
-            async with asyncio.timeout(tool.timeout_seconds):
-                return Returned(await tool.function(**arguments))
-        job = run.backing.offload.start(partial(tool.function, **arguments))
-        run.keep_alive_for(job)
-        async with asyncio.timeout(tool.timeout_seconds):
-            return Returned(await job.outcome)
+            answer = tool.function(**arguments)
+        else:
+            job = run.backing.offload.start(partial(tool.function, **arguments))
+            run.keep_alive_for(job)
+            answer = job.outcome
+        if deadline is None:
+            return Returned(await answer)
+        async with deadline:
+            return Returned(await answer)
     except tool.answers as error:
-        return Answered(error)
-    except ToolError as error:
+        if deadline is not None and deadline.expired():
+            return _timed_out(tool, error, job)  # it is our own deadline that raised, whatever the tool calls an answer
         return Answered(error)
     except NotSent as error:
         return Unsent(error)
@@ -302,9 +305,10 @@ async def act(run: Run, tool: Tool, arguments: dict[str, Any]) -> Outcome:
             raise  # it is this worker that is being stopped: the call stays as its intent says, in doubt
         return Unknown("it was cancelled inside the tool", error)
     except Exception as error:
-        on_thread = job is not None and job.running
-        if on_thread or not tool.rule.may_repeat or is_transport(error):
-            return Unknown(_why_unknown(tool, error, on_thread), error, on_thread)
+        if deadline is not None and deadline.expired():
+            return _timed_out(tool, error, job)
+        if not tool.rule.may_repeat or is_transport(error):
+            return Unknown(_why_unknown(error), error)
         return Answered(error)
 
 
@@ -366,14 +370,20 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _why_unknown(tool: Tool, error: BaseException, on_thread: bool) -> str:
-    if on_thread:
-        return f"it took longer than {tool.timeout_seconds} s, and its thread still runs"
+def _timed_out(tool: Tool, error: BaseException, job: Job[Any] | None) -> Unknown:
+    on_thread = job is not None and job.running
+    still = "its thread still runs" if on_thread else "the remote may have acted, or may yet"
+    return Unknown(f"it took longer than {tool.timeout_seconds} s; {still}", error, on_thread)
+
+
+def _why_unknown(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return "it did not answer in time; the remote may have acted, or may yet"
+        return f"it did not answer in time; the remote may have acted, or may yet: {error}"
     return f"it raised {type(error).__name__}, after which nobody knows whether it happened: {error}"
 
 
 def _doubt(run: Run, life: CallLife, name: str, why: str) -> Doubt:
-    args = read_asked(life.asked)[1] if life.asked else {}
-    return make_doubt(run.run_id, life.call, run.key(life.call), name, life.attempts, why, args)
+    asked = read_asked(life.asked) if life.asked else Asked(name, {}, run.now_ms())
+    return make_doubt(
+        run.run_id, life.call, run.key(life.call), name, life.attempts, why, asked.args, run.now_ms() - asked.at_ms
+    )

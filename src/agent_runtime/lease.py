@@ -124,7 +124,7 @@ class Heartbeat:
     """Says for every run that this process holds in one store that its owner lives."""
 
     def __init__(self, store: CheckpointStore, clock: Clock, offload: Offload) -> None:
-        self._reopen = store.reopen
+        self._store = weakref.ref(store)  # its heartbeat must not keep a store that nobody uses any more
         self._clock = clock
         self._offload = offload
         self._lock = threading.Lock()
@@ -153,19 +153,24 @@ class Heartbeat:
     def _beat(self) -> None:
         """The thread: it ends with the first beat that finds nothing to watch."""
         loop = asyncio.new_event_loop()
-        store: CheckpointStore | None = None
+        own: CheckpointStore | None = None
         try:
             while (seconds := self._next_pause()) is not None:
                 self._clock.wait(self._changed, seconds)
                 self._changed.clear()
                 silent = self._silent()
                 if silent:
-                    store = store or self._reopen()
-                    loop.run_until_complete(self._renew(store, silent))
+                    own = own or self._reopen()
+                    loop.run_until_complete(self._renew(own, silent))
         finally:
-            if store is not None:
-                loop.run_until_complete(store.close())
+            if own is not None:
+                loop.run_until_complete(own.close())
             loop.close()
+
+    def _reopen(self) -> CheckpointStore:
+        store = self._store()
+        assert store is not None, "a run that is watched holds its store"
+        return store.reopen()
 
     def _next_pause(self) -> float | None:
         with self._lock:

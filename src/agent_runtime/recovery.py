@@ -131,7 +131,7 @@ async def _claim(backing: Backing, found: Found, decisions: Decisions, *, take_o
 async def _land(run: Run, found: Found, decisions: Decisions) -> None:
     """Write the claim. A run with an undecided doubt is blocked and given back in the same write."""
     if decisions.undecided:
-        await run.give_back(RunStatus.BLOCKED, "in doubt")
+        await run.give_back(RunStatus.BLOCKED, "in doubt", counts=False)
     else:
         await run.barrier()
     _announce(run, found, decisions)

@@ -149,6 +149,10 @@ class Run:
         """The idempotency key of a call."""
         return build_key(self._key_prefix, call)
 
+    def now_ms(self) -> int:
+        """This worker's wall clock, in milliseconds UTC: for display, never for safety."""
+        return milliseconds(self.backing.clock.now())
+
     def life(self, call: str) -> CallLife | None:
         """What the journal held of a call when the run was opened. Asked once: it is forgotten then."""
         return self.lives.pop(call, None)
@@ -203,8 +207,13 @@ class Run:
         self.journal.give_back()
         await self.barrier()
 
-    async def give_back(self, status: RunStatus, why: str, *, wake_at: int | None = None) -> None:
-        """Let the run go as it stands; a thread that still works for it keeps it this process's own."""
+    async def give_back(self, status: RunStatus, why: str, *, counts: bool, wake_at: int | None = None) -> None:
+        """Let the run go as it stands; a thread that still works for it keeps it this process's own.
+
+        `counts`: whether this claim is one that came to nothing.
+        """
+        if not counts and self.journal.attempts > 0:
+            self.journal.attempts -= 1
         self.note(RecordKind.RELEASED, body=codec.encode({"why": why}))
         self.journal.set_status(status, wake_at=wake_at)
         if not self.has_running_thread:
@@ -295,10 +304,8 @@ async def _leave(run: Run, why: str, *, counts: bool) -> None:
     journal = run.journal
     if journal.failure is not None or journal.is_released or journal.status is not RunStatus.RUNNING:
         return
-    if not counts and journal.attempts > 0:
-        journal.attempts -= 1
     wake_at = _wake_at(run) if counts else None
-    giving_back = asyncio.ensure_future(run.give_back(RunStatus.RUNNING, why, wake_at=wake_at))
+    giving_back = asyncio.ensure_future(run.give_back(RunStatus.RUNNING, why, counts=counts, wake_at=wake_at))
     with suppress(AgentRuntimeError, Fenced):
         await asyncio.shield(giving_back)
 

@@ -147,7 +147,6 @@ async def recover_tool_loop(
     max_steps: int = MAX_STEPS,
     parallel: int = PARALLEL,
     tenant: str = "",
-    namespace: str = "",
     commits: str = Commits.GROUPED.value,
     lease_seconds: float = LEASE_SECONDS,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
@@ -164,12 +163,12 @@ async def recover_tool_loop(
     """
     options = _options(max_steps, parallel, rerun_in_doubt)
     backing = make_backing(
-        checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
+        checkpoints, checkpoint_key, tenant=tenant, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, clock=clock, entropy=entropy, offload=offload,
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id)
-    decide = Decider(known_id, registry, rerun_in_doubt)
+    decide = Decider(known_id, registry, rerun_in_doubt, clock)
     found = await reopen(backing, known_id, kind=KIND, context=ctx, decide=decide, take_over=take_over)
     if isinstance(found, Found):
         return _stored_result(found)
@@ -314,11 +313,9 @@ class _Loop:
 
         tasks = [asyncio.create_task(one(index)) for index in range(len(calls))]
         try:
-            await asyncio.wait(tasks)
+            await _wait(tasks)
         except asyncio.CancelledError:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await _cancel(tasks)
             raise
         _raise_gravest(tasks)
         return [task.result() for task in tasks]
@@ -353,7 +350,7 @@ class _Loop:
 
     async def _block(self, doubts: Sequence[CallInDoubt]) -> None:
         """Every sibling has ended or is in doubt: stop here until somebody says what happened."""
-        await self.run.give_back(RunStatus.BLOCKED, "in doubt")
+        await self.run.give_back(RunStatus.BLOCKED, "in doubt", counts=False)
         if self.run.has_sinks:
             self.run.announce("run.blocked", {"kind": KIND, "step": self.run.journal.step})
         unrecordable = [doubt.cause for doubt in doubts if isinstance(doubt.cause, Unrecordable)]
@@ -424,9 +421,31 @@ def add_usage(total: dict[str, int], reply: Reply) -> None:
         total[unit] = total.get(unit, 0) + amount
 
 
+async def _wait(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Until all have ended: an error of one lets the others end, a signal to stop ends them now."""
+    pending: set[asyncio.Task[Any]] = set(tasks)
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+        if any(_is_signal(task) for task in done):
+            await _cancel(list(pending))
+            return
+
+
+def _is_signal(task: asyncio.Task[Any]) -> bool:
+    error = None if task.cancelled() else task.exception()
+    return error is not None and not isinstance(error, Exception)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
 def _raise_gravest(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Raise what stopped a call, if anything did: a signal to stop before an error."""
-    errors = [error for task in tasks if (error := task.exception()) is not None]
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, Exception)):
         raise error
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, TypeVar, get_type_hints, overload
 
 from agent_runtime import codec
-from agent_runtime.errors import InvalidArguments, ToolDefinitionError, UnknownTool
+from agent_runtime.errors import InvalidArguments, ToolDefinitionError, ToolError, UnknownTool
 from agent_runtime.messages import ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -110,7 +110,7 @@ class ToolRegistry:
                     function,
                     name=str(name or getattr(function, "__name__", "")),
                     rule=rule,
-                    answers=answers if isinstance(answers, tuple) else (answers,),
+                    answers=(ToolError, *(answers if isinstance(answers, tuple) else (answers,))),
                     timeout_seconds=_positive("timeout", timeout),
                     attempts=_count("attempts", attempts),
                     pause_seconds=pause,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
@@ -52,10 +52,10 @@ class GroupCommit:
     """The commits of all runs that one event loop works on one store."""
 
     def __init__(self, store: CheckpointStore, clock: Clock) -> None:
-        self._store = store
+        self._store = weakref.ref(store)  # its own group commit must not keep a store that nobody uses any more
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._at_once = _at_once(store)
+        self._goes_at_once = _goes_at_once(store)
         self._waiting: list[Member] = []
         self._is_due = False
         self._carrier: asyncio.Task[None] | None = None
@@ -71,13 +71,13 @@ class GroupCommit:
     def _flush(self) -> None:
         """The end of the turn: a lone append goes at once if the store can, everything else with a carrier."""
         self._is_due = False
-        if len(self._waiting) > 1 or self._at_once is None:
+        if len(self._waiting) > 1 or not self._goes_at_once:
             self._carrier = self._loop.create_task(self._carry())
             return
         [member], self._waiting = self._waiting, []
         append, sent_at = member.take(), self._clock.monotonic()
         try:
-            answer = self._at_once(append)
+            answer = self._used_store().commit_at_once(append)
         except (StoreUnavailable, StoreRefused) as error:
             self._spawn(self._send_one(member, append, error, 1))
             return
@@ -105,7 +105,7 @@ class GroupCommit:
     async def _send(self, members: Sequence[Member], appends: Sequence[Append]) -> None:
         sent_at = self._clock.monotonic()
         try:
-            answers = await self._store.commit(appends)
+            answers = await self._used_store().commit(appends)
         except (StoreUnavailable, StoreRefused) as error:
             self._spawn(self._send_singly(members, appends, error))
             return
@@ -140,7 +140,7 @@ class GroupCommit:
             tries += 1
             sent_at = self._clock.monotonic()
             try:
-                [answer] = await self._store.commit([append])
+                [answer] = await self._used_store().commit([append])
             except (StoreUnavailable, StoreRefused) as again:
                 error = again
                 continue
@@ -181,7 +181,8 @@ class GroupCommit:
         )
 
     async def _look_and_send(self, append: Append) -> Answer:
-        stored = await self._store.latest(append.row.run_id)
+        store = self._used_store()
+        stored = await store.latest(append.row.run_id)
         match judge(None if stored is None else stored.row, append):
             case Landing.LANDED:
                 return Answer(AnswerKind.OK, stored.row.posted if stored is not None else 0)
@@ -190,9 +191,14 @@ class GroupCommit:
             case Landing.FORKED:
                 return Answer(AnswerKind.MOVED)
             case Landing.ABSENT:
-                [answer] = await self._store.commit([append])
+                [answer] = await store.commit([append])
                 late = answer.kind is AnswerKind.MOVED
                 return Answer(AnswerKind.UNKNOWN) if late else answer
+
+    def _used_store(self) -> CheckpointStore:
+        store = self._store()
+        assert store is not None, "the runs that wait for a commit hold their store"
+        return store
 
     async def _pause(self, member: Member, seconds: float) -> None:
         try:
@@ -202,13 +208,13 @@ class GroupCommit:
             raise
 
 
-def _at_once(store: CheckpointStore) -> Callable[[Append], Answer | None] | None:
-    """The store's way to carry a lone append without waiting. A subclass that changes `commit` alone has none."""
-    homes = [
-        next((kind for kind in type(store).__mro__ if verb in vars(kind)), None) for verb in ("commit", "commit_at_once")
-    ]
-    found: Callable[[Append], Answer | None] | None = getattr(store, "commit_at_once", None)
-    return found if homes[0] is homes[1] else None
+def _goes_at_once(store: CheckpointStore) -> bool:
+    """Whether the store may carry a lone append without waiting. A subclass that changes `commit` alone is asked by it."""
+    homes = [next((kind for kind in type(store).__mro__ if verb in vars(kind)), None) for verb in _VERBS]
+    return homes[0] is not None and homes[0] is homes[1]
+
+
+_VERBS = ("commit", "commit_at_once")
 
 
 class Landing(Enum):

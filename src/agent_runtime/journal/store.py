@@ -122,6 +122,9 @@ class CheckpointStore(Protocol):
     async def commit(self, appends: Sequence[Append]) -> list[Answer]:
         """Carry many appends, each guarded by itself, in as few durable writes as may be; an answer for each."""
 
+    def commit_at_once(self, append: Append) -> Answer | None:
+        """Carry one append without waiting for anybody; None, and nothing written, where that cannot be done now."""
+
     async def load_many(self, run_ids: Sequence[RunId]) -> list[StoredRun | None]:
         """Runs with all their records, each read at one moment."""
 

@@ -1,0 +1,249 @@
+"""The benchmark: its arithmetic and its table, and that every measure runs, on the smallest amount of work."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.command import file_system, main
+from bench.install import core_install
+from bench.job import Figures, work
+from bench.log import LogPin, file_bytes
+from bench.measures import MEASURES, run_again
+from bench.table import BEGIN_MARK, END_MARK, Goal, Row, Unit, at_least, at_most, between_marks, markdown, ours_is, written
+from bench.turns import TOP, Bench, Sizes, ask_process
+from bench.workload import early_and_late, payload_of
+
+TINY = Sizes(
+    runs=4, steps=3, crowds=(2,), long_steps=20, kept_steps=(10, 60), counted_steps=(2, 6), killed=3, recover_in_flight=2,
+    records=40, loads=2, idle_runs=20, starts=1,
+)  # fmt: skip
+
+ROWS = {
+    "crowd": {"4 runs × 3 steps, 2 in flight", "4 runs × 3 steps, 2 in flight: the journal alone"},
+    "long": {"one run of 20 steps"},
+    "start": {"first 3-step run of a fresh process", "peak resident memory of it"},
+    "kept": {"stored bytes a step over the payload", "commits a step, counted"},
+    "recovery": {"3 runs killed in step 3, from process start to all done", "finished calls run again"},
+    "load": {"load and verify a run of 40 records"},
+    "size": {"memory of an open idle run above its messages", "size of the core install"},
+}
+
+
+def ask_here(name: str, options: dict[str, Any]) -> Figures:
+    """A job in this process, where it does not kill the process it is in."""
+    return ask_process(name, options) if name.endswith(".crash") else work(name, options)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Bench:
+    return Bench(TINY, 1, tmp_path, ask=ask_here)
+
+
+def row_of(rows: list[Row], measure: str) -> Row:
+    [row] = [row for row in rows if row.measure == measure]
+    return row
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_measure_runs_and_leaves_nothing_behind(name: str, tiny: Bench, tmp_path: Path) -> None:
+    rows = MEASURES[name](tiny)
+    assert ROWS[name] <= {row.measure for row in rows}
+    assert all(row.ours and len(row.floor) in (0, len(row.ours)) for row in rows)
+    assert all(floor > 0 for row in rows for floor in row.floor)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_is_two_commits_of_ours_and_four_of_the_floor(tiny: Bench) -> None:
+    row = row_of(MEASURES["kept"](tiny), "commits a step, counted")
+    assert (row.ours, row.floor) == ([2.0], [4.0])
+
+
+def test_no_finished_call_is_made_again_after_the_kill(tiny: Bench) -> None:
+    row = row_of(MEASURES["recovery"](tiny), "finished calls run again")
+    assert (row.ours, row.reached) == ([0], True)
+
+
+def test_calls_made_again_are_counted_and_missing_ones_refused(tmp_path: Path) -> None:
+    tally = tmp_path / "tally"
+    tally.write_text("model r0 0\ntool r0 0\nmodel r0 0\nmodel r0 0\n")
+    assert run_again(tally, expected=2) == 2
+    with pytest.raises(AssertionError, match="expected 3 calls"):
+        run_again(tally, expected=3)
+
+
+def test_commits_are_counted_in_the_write_ahead_log(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("CREATE TABLE t (x)")
+    with LogPin(path) as pin:
+        for _ in range(5):
+            db.execute("BEGIN")
+            db.executemany("INSERT INTO t VALUES (zeroblob(3000))", [()] * 3)
+            db.execute("COMMIT")
+        assert pin.commits() == 5
+    db.close()
+    assert file_bytes(path) > 5 * 3 * 3000
+
+
+def test_ours_is_measured_between_two_turns_of_each_floor(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def job(name: str, *walls: float) -> Any:
+        left = iter(walls)
+
+        def measure() -> Figures:
+            asked.append(name)
+            return {"wall": next(left)}
+
+        return measure
+
+    bench = Bench(TINY, 1, tmp_path)
+    ours, floors = bench.in_turns("work", job("ours", 5.0), job("floor", 1.0, 3.0), job("other", 10.0, 20.0))
+    assert asked == ["floor", "other", "ours", "other", "floor"]
+    assert (ours, floors) == ([{"wall": 5.0}], [[{"wall": 2.0}], [{"wall": 15.0}]])
+
+
+def test_a_ratio_is_taken_round_by_round_and_its_median_is_judged() -> None:
+    row = Row("speed", Unit.STEPS_A_SECOND, [50.0, 90.0, 60.0], [100.0, 100.0, 200.0], at_least(0.5))
+    assert row.ratios == [0.5, 0.9, 0.3]
+    assert row.reached is True
+    assert Row("speed", Unit.STEPS_A_SECOND, [49.0], [100.0], at_least(0.5)).reached is False
+    assert Row("time", Unit.SECONDS, [1.21], [1.0], at_most(1.2)).reached is False
+    assert Row("time", Unit.SECONDS, [1.21], [1.0]).reached is None
+
+
+@pytest.mark.parametrize(
+    ("relation", "reaching", "missing"), [("≥", (2.0, 3.0), (1.9,)), ("≤", (2.0, 1.0), (2.1,)), ("=", (2.0,), (1.9, 2.1))]
+)
+def test_a_goal_says_what_reaches_it(relation: Any, reaching: tuple[float, ...], missing: tuple[float, ...]) -> None:
+    goal = Goal("ours", relation, 2.0)
+    assert all(goal.is_reached(found) for found in reaching)
+    assert not any(goal.is_reached(found) for found in missing)
+
+
+def test_the_table_shows_both_sides_the_ratio_the_goal_and_whether_it_is_reached() -> None:
+    rows = [
+        Row("fast", Unit.STEPS_A_SECOND, [12_345.0, 12_345.0], [24_690.0, 12_345.0], at_least(0.5)),
+        Row("again", Unit.COUNT, [0.0], goal=ours_is(0)),
+    ]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown(rows).splitlines()]
+    assert lines[0] == ["measure", "ours", "floor", "ratio (least to most)", "goal", "reached"]
+    assert lines[2] == ["fast", "12,345 steps/s", "18,518 steps/s", "0.75 (0.50–1.00)", "ratio ≥ 0.5", "yes"]
+    assert lines[3] == ["again", "0", "–", "–", "= 0", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (61.4, Unit.MICROSECONDS, "61 µs"),
+        (4.53, Unit.MILLISECONDS, "4.5 ms"),
+        (241.3, Unit.MILLISECONDS, "241 ms"),
+        (0.134, Unit.SECONDS, "0.13 s"),
+        (3.52, Unit.KILOBYTES, "3.5 KB"),
+        (10.0, Unit.COUNT, "10"),
+        (2.0, Unit.COUNT, "2"),
+        (2.25, Unit.COUNT, "2.25"),
+        (0.6, Unit.TIMES, "0.60 ×"),
+    ],
+)
+def test_a_figure_is_written_with_its_unit(value: float, unit: Unit, text: str) -> None:
+    assert written(value, unit) == text
+
+
+def test_the_table_goes_between_the_marks_of_the_page_and_nowhere_else() -> None:
+    page = f"before\n{BEGIN_MARK}\nold\n{END_MARK}\nafter\n"
+    assert between_marks(page, "new\n") == f"before\n{BEGIN_MARK}\n\nnew\n\n{END_MARK}\nafter\n"
+    with pytest.raises(ValueError, match="put them where the table is to stand"):
+        between_marks("before\nafter\n", "new")
+
+
+def test_the_page_on_speed_has_a_place_for_the_table_and_names_every_measure() -> None:
+    page = (TOP / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert "\nnew\n" in between_marks(page, "new")
+    assert [name for name in MEASURES if f"| `{name}` |" not in page] == []
+
+
+def test_early_and_late_steps_are_told_apart() -> None:
+    stamps = [0.0]
+    for step in range(1000):
+        stamps.append(stamps[-1] + (2.0 if step >= 900 else 1.0))
+    assert early_and_late(stamps) == {"early": 1.0, "late": 2.0}
+
+
+def test_the_payload_of_a_step_is_its_reply_and_its_result() -> None:
+    assert 400 < payload_of(0) < 550
+
+
+def test_the_core_install_is_the_package_and_what_pydantic_needs() -> None:
+    names, megabytes = core_install()
+    assert {"durable-agent-runtime", "pydantic", "pydantic-core"} <= names
+    assert not {"pytest", "mypy", "email-validator"} & names
+    assert megabytes > 1
+
+
+def test_the_command_line_gives_every_figure_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["kept", "--quick", "--json", "--dir", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert f"SQLite {sqlite3.sqlite_version} on {file_system(tmp_path)}" in told["machine"]
+    assert [row["ours"] for row in told["rows"] if row["measure"].startswith("commits")] == [[2.0]]
+
+
+PEERS_COMMON = """
+import argparse, asyncio, json
+
+FIRST_MESSAGE = {"role": "user", "content": "go"}
+
+class Base:
+    def __init__(self, args):
+        self.args = args
+
+def model_stub(run, step, history_len):
+    called.append(("model", run, step))
+    return {"content": "text", "tool_call": {"id": f"call_{step}", "name": "lookup", "args": {"q": "q", "i": step}}}
+
+async def tool_stub_async(run, step, args=None):
+    called.append(("tool", run, step))
+    return "result"
+
+called = []
+
+async def work(ours):
+    await ours.setup()
+    await ours.run_one("r0", 2)
+    ours.args.cmd = "recover"
+    await ours.run_one("r0", 2)
+    await ours.run_one("r1", 1)
+    await ours.close()
+    print(json.dumps(called))
+
+def main(cls):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dir")
+    args = parser.parse_args()
+    args.cmd = "seq"
+    asyncio.run(work(cls(args)))
+"""
+
+
+def test_our_adapter_works_and_recovers_runs_for_the_harness_of_the_peers(tmp_path: Path) -> None:
+    (tmp_path / "common.py").write_text(PEERS_COMMON, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(TOP / "bench" / "peer_adapter.py"), "--dir", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    calls = [
+        ["model", "r0", 0],
+        ["tool", "r0", 0],
+        ["model", "r0", 1],
+        ["tool", "r0", 1],
+        ["model", "r1", 0],
+        ["tool", "r1", 0],
+    ]
+    assert json.loads(done.stdout) == calls
