@@ -35,10 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         )
         rows = measure(bench, chosen.measures or list(MEASURES))
         facts = machine_facts(Path(base), bench)
-    if chosen.json:
-        print(json.dumps({"machine": facts, "rows": [row.to_plain() for row in rows]}, ensure_ascii=False, indent=1))
-    else:
-        print(f"{facts}\n\n{markdown(rows)}", end="")
+    print(as_json(facts, rows) if chosen.json else f"{facts}\n\n{markdown(rows)}")
     if chosen.write:
         page = PAGE.read_text(encoding="utf-8")
         PAGE.write_text(between_marks(page, f"{facts}\n\n{markdown(rows)}"), encoding="utf-8")
@@ -53,6 +50,11 @@ def measure(bench: Bench, names: Sequence[str]) -> list[Row]:
         rows += MEASURES[name](bench)
         bench.say(f"{name}: {time.monotonic() - began:.0f} s")
     return rows
+
+
+def as_json(facts: str, rows: Sequence[Row]) -> str:
+    """Every figure of every round."""
+    return json.dumps({"machine": facts, "rows": [row.to_plain() for row in rows]}, ensure_ascii=False, indent=1)
 
 
 def machine_facts(base: Path, bench: Bench) -> str:

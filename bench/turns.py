@@ -36,10 +36,10 @@ class Sizes:
     records: int = 1000
     loads: int = 15
     idle_runs: int = 2000
-    starts: int = 5
+    starts: int = 6
 
 
-QUICK = Sizes(runs=200, long_steps=200, kept_steps=(50, 250), killed=50, idle_runs=1000, starts=3)
+QUICK = Sizes(runs=200, long_steps=200, kept_steps=(50, 250), killed=50, idle_runs=1000, starts=4)
 
 
 def ask_process(name: str, options: dict[str, Any]) -> Figures:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.command import file_system, main
+from bench.command import as_json, file_system, machine_facts
 from bench.install import core_install
 from bench.job import Figures, work
 from bench.log import LogPin, file_bytes
@@ -20,19 +20,23 @@ from bench.turns import TOP, Bench, Sizes, ask_process
 from bench.workload import early_and_late, payload_of
 
 TINY = Sizes(
-    runs=4, steps=3, crowds=(2,), long_steps=20, kept_steps=(10, 60), counted_steps=(2, 6), killed=3, recover_in_flight=2,
-    records=40, loads=2, idle_runs=20, starts=1,
+    runs=4, steps=3, crowds=(2,), long_steps=10, kept_steps=(1, 5), counted_steps=(1, 3), killed=3, recover_in_flight=2,
+    records=20, loads=1, idle_runs=20, starts=1,
 )  # fmt: skip
 
-ROWS = {
-    "crowd": {"4 runs × 3 steps, 2 in flight", "4 runs × 3 steps, 2 in flight: the journal alone"},
-    "long": {"one run of 20 steps"},
-    "start": {"first 3-step run of a fresh process", "peak resident memory of it"},
-    "kept": {"stored bytes a step over the payload", "commits a step, counted"},
-    "recovery": {"3 runs killed in step 3, from process start to all done", "finished calls run again"},
-    "load": {"load and verify a run of 40 records"},
-    "size": {"memory of an open idle run above its messages", "size of the core install"},
+# Of each measure some rows, and what both sides come to where that is certain.
+ROWS: dict[str, dict[str, tuple[list[float], list[float]] | None]] = {
+    "crowd": {"4 runs × 3 steps, 2 in flight": None, "4 runs × 3 steps, 2 in flight: the journal alone": None},
+    "long": {"one run of 10 steps": None},
+    "start": {"first 3-step run of a fresh process": None, "peak resident memory of it": None},
+    "kept": {"stored bytes a step over the payload": None, "commits a step, counted": ([2.0], [4.0])},
+    "recovery": {"finished calls run again": ([0.0], [])},
+    "load": {"load and verify a run of 20 records": None},
+    "size": {"memory of an open idle run above its messages": None, "size of the core install": None},
 }
+
+
+TIMED = (Unit.STEPS_A_SECOND, Unit.SECONDS, Unit.MILLISECONDS, Unit.MICROSECONDS)
 
 
 def ask_here(name: str, options: dict[str, Any]) -> Figures:
@@ -45,28 +49,15 @@ def tiny(tmp_path: Path) -> Bench:
     return Bench(TINY, 1, tmp_path, ask=ask_here)
 
 
-def row_of(rows: list[Row], measure: str) -> Row:
-    [row] = [row for row in rows if row.measure == measure]
-    return row
-
-
 @pytest.mark.parametrize("name", MEASURES)
 def test_every_measure_runs_and_leaves_nothing_behind(name: str, tiny: Bench, tmp_path: Path) -> None:
-    rows = MEASURES[name](tiny)
-    assert ROWS[name] <= {row.measure for row in rows}
-    assert all(row.ours and len(row.floor) in (0, len(row.ours)) for row in rows)
-    assert all(floor > 0 for row in rows for floor in row.floor)
+    rows = {row.measure: row for row in MEASURES[name](tiny)}
+    assert ROWS[name].keys() <= rows.keys()
+    assert all(row.ours and len(row.floor) in (0, len(row.ours)) for row in rows.values())
+    assert all(ours > 0 for row in rows.values() for ours in row.ours if row.unit in TIMED)
+    certain = {measure: figures for measure, figures in ROWS[name].items() if figures is not None}
+    assert {measure: (list(rows[measure].ours), list(rows[measure].floor)) for measure in certain} == certain
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_step_is_two_commits_of_ours_and_four_of_the_floor(tiny: Bench) -> None:
-    row = row_of(MEASURES["kept"](tiny), "commits a step, counted")
-    assert (row.ours, row.floor) == ([2.0], [4.0])
-
-
-def test_no_finished_call_is_made_again_after_the_kill(tiny: Bench) -> None:
-    row = row_of(MEASURES["recovery"](tiny), "finished calls run again")
-    assert (row.ours, row.reached) == ([0], True)
 
 
 def test_calls_made_again_are_counted_and_missing_ones_refused(tmp_path: Path) -> None:
@@ -188,11 +179,17 @@ def test_the_core_install_is_the_package_and_what_pydantic_needs() -> None:
     assert megabytes > 1
 
 
-def test_the_command_line_gives_every_figure_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["kept", "--quick", "--json", "--dir", str(tmp_path)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert f"SQLite {sqlite3.sqlite_version} on {file_system(tmp_path)}" in told["machine"]
-    assert [row["ours"] for row in told["rows"] if row["measure"].startswith("commits")] == [[2.0]]
+def test_every_figure_of_every_round_can_be_had_as_json(tiny: Bench, tmp_path: Path) -> None:
+    row = Row("speed", Unit.STEPS_A_SECOND, [50.0, 90.0], [100.0, 100.0], at_least(0.5))
+    told = json.loads(as_json(machine_facts(tmp_path, tiny), [row]))
+    assert f"SQLite {sqlite3.sqlite_version} on {file_system(tmp_path)}; one round." in told["machine"]
+    assert [(each["ours"], each["ratio"], each["reached"]) for each in told["rows"]] == [([50.0, 90.0], [0.5, 0.9], True)]
+
+
+def test_the_command_line_names_every_measure() -> None:
+    command = [sys.executable, str(TOP / "bench" / "run.py"), "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=TOP.parent).stdout
+    assert [name for name in MEASURES if name not in told] == []
 
 
 PEERS_COMMON = """

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from agent_runtime.clock import Clock
 from agent_runtime.errors import InvalidSetting
@@ -28,8 +28,7 @@ class CrashPoint(Enum):
     AFTER_CONFIRM = "after_confirm"
 
 
-@dataclass(frozen=True, slots=True)
-class CrashPlan:
+class CrashPlan(NamedTuple):
     """Where to die and where to stall."""
 
     die_at: CrashPoint | None = None

@@ -7,7 +7,6 @@ happened. Permissions are records, so that each one is seen in the journal.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime import codec
@@ -25,8 +24,7 @@ Rerun: TypeAlias = "bool | Sequence[Doubt]"
 """True for every call in doubt, or the doubts that an error named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decisions:
+class Decisions(NamedTuple):
     """What a program says about the calls in doubt: those that a person permits to rerun, and those nobody decided."""
 
     permitted: Sequence[CallLife] = ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, assert_never
 
@@ -56,29 +55,25 @@ class CallInDoubt(Exception):
         self.cause = cause
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(NamedTuple):
     """The tool returned."""
 
     value: object
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """The tool answered with an error."""
 
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class Unsent:
+class Unsent(NamedTuple):
     """Nothing went out."""
 
     error: NotSent
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(NamedTuple):
     """Nobody knows whether it happened. `on_thread`: the attempt is still on a thread that cannot be stopped."""
 
     why: str

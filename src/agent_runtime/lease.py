@@ -16,9 +16,8 @@ import os
 import platform
 import threading
 import weakref
-from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_runtime import codec
 from agent_runtime.clock import Clock
@@ -32,8 +31,7 @@ LIVE_OWNERS: set[bytes] = set()
 """The owners that this process still works for, or whose call still runs on one of its threads."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessMark:
+class ProcessMark(NamedTuple):
     """Which process an owner is. Empty fields where the system does not tell."""
 
     host: str
@@ -43,7 +41,7 @@ class ProcessMark:
     born: str
 
     def to_plain(self) -> dict[str, object]:
-        return asdict(self)
+        return self._asdict()
 
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> ProcessMark:

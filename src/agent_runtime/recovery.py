@@ -10,9 +10,8 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_runtime import codec
 from agent_runtime.doubts import Decisions
@@ -40,8 +39,7 @@ Decide = Callable[[Sequence[CallLife], Mapping[str, Any]], Decisions]
 """From the calls in doubt and the run's `opened` body to what is decided about them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A stored run that was verified: its rows, what happened in it, and what it was opened with."""
 
     stored: StoredRun

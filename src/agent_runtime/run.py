@@ -53,7 +53,7 @@ class RunContext:
         return {name: value for name, value in named.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Backing:
     """What runs are worked on: the store, the keys, the terms of a lease, and where time and chance come from."""
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_runtime import codec
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
@@ -77,8 +77,7 @@ class LoopResult:
     pending: Sequence[object] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LoopOptions:
+class LoopOptions(NamedTuple):
     """How a loop is worked; the same for a first run and for every recovery."""
 
     max_steps: int = MAX_STEPS

@@ -78,11 +78,16 @@ class GroupCommit:
         append, sent_at = member.take(), self._clock.monotonic()
         try:
             answer = self._used_store().commit_at_once(append)
+            if answer is not None:
+                _check_answer(answer)
         except (StoreUnavailable, StoreRefused) as error:
             self._spawn(self._send_one(member, append, error, 1))
             return
         except Exception:  # as in `_send`: unknown
             answer = Answer(AnswerKind.UNKNOWN)
+        except BaseException as signal:
+            member.failed(signal)
+            raise
         if answer is None:
             self._spawn(self._send([member], [append]))
         elif answer.kind is AnswerKind.UNKNOWN:
@@ -105,9 +110,11 @@ class GroupCommit:
     async def _send(self, members: Sequence[Member], appends: Sequence[Append]) -> None:
         sent_at = self._clock.monotonic()
         try:
-            answers = await self._used_store().commit(appends)
+            answers = await self._commit(appends)
         except (StoreUnavailable, StoreRefused) as error:
-            self._spawn(self._send_singly(members, appends, error))
+            tries = 1 if len(members) == 1 else 0
+            for member, append in zip(members, appends, strict=True):  # each by itself: none waits for another
+                self._spawn(self._send_one(member, append, error, tries))
             return
         except Exception:  # a store that breaks its promise says nothing about what it wrote: unknown
             answers = [Answer(AnswerKind.UNKNOWN)] * len(members)
@@ -125,10 +132,14 @@ class GroupCommit:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send_singly(self, members: Sequence[Member], appends: Sequence[Append], error: Exception) -> None:
-        tries = 1 if len(members) == 1 else 0
-        for member, append in zip(members, appends, strict=True):
-            await self._send_one(member, append, error, tries)
+    async def _commit(self, appends: Sequence[Append]) -> list[Answer]:
+        """The store's answers, one for each append; a store that gives anything else breaks its promise."""
+        answers = await self._used_store().commit(appends)
+        if len(answers) != len(appends):
+            raise ValueError(f"the store gave {len(answers)} answers to {len(appends)} appends")
+        for answer in answers:
+            _check_answer(answer)
+        return answers
 
     async def _send_one(self, member: Member, append: Append, error: Exception, tries: int) -> None:
         """Send one append until it has an answer, or it has failed for certain too often."""
@@ -140,7 +151,7 @@ class GroupCommit:
             tries += 1
             sent_at = self._clock.monotonic()
             try:
-                [answer] = await self._used_store().commit([append])
+                [answer] = await self._commit([append])
             except (StoreUnavailable, StoreRefused) as again:
                 error = again
                 continue
@@ -191,7 +202,7 @@ class GroupCommit:
             case Landing.FORKED:
                 return Answer(AnswerKind.MOVED)
             case Landing.ABSENT:
-                [answer] = await store.commit([append])
+                [answer] = await self._commit([append])
                 late = answer.kind is AnswerKind.MOVED
                 return Answer(AnswerKind.UNKNOWN) if late else answer
 
@@ -240,6 +251,11 @@ def judge(row: StoredRow | None, append: Append) -> Landing:
         return Landing.ABSENT if same_beat else Landing.ANOTHERS
     mine = (row.epoch, row.owner) == (wished.epoch, wished.owner)
     return Landing.FORKED if mine else Landing.ANOTHERS
+
+
+def _check_answer(answer: Answer) -> None:
+    if not isinstance(answer, Answer) or type(answer.posted) is not int:
+        raise TypeError(f"the store gave {answer!r} for an answer")
 
 
 def _hand_out(members: Sequence[Member], answers: Sequence[Answer], sent_at: float) -> bool:

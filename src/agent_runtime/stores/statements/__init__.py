@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import resources
+import os
 
 
 def read_statements(file: str) -> dict[str, str]:
     """The statements of a file by name. A statement begins with a line `-- name: what it is for`."""
-    text = resources.files(__package__).joinpath(file).read_text(encoding="utf-8")
+    with open(os.path.join(os.path.dirname(__file__), file), encoding="utf-8") as source:
+        text = source.read()
     statements: dict[str, str] = {}
     name = ""
     for line in text.splitlines():
