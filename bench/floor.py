@@ -21,12 +21,12 @@ from typing import Any, TypeAlias
 from bench.job import Figures
 from bench.log import LogPin, file_bytes
 from bench.workload import (
+    Stamps,
     Stopwatch,
     Tally,
     call_args,
     call_id,
     closed_loop,
-    early_and_late,
     middle,
     payload_of,
     reply_text,
@@ -200,10 +200,10 @@ def crowd(*, folder: str, runs: int, steps: int, in_flight: int) -> Figures:
 
 def long(*, folder: str, steps: int) -> Figures:
     """One long run, each record in its own commit."""
-    stamps: list[float] = []
+    stamps = Stamps()
 
     async def work() -> Figures:
-        floor = Floor(os.path.join(folder, "floor.db"), grouped=False, begun=lambda: stamps.append(time.perf_counter()))
+        floor = Floor(os.path.join(folder, "floor.db"), grouped=False, begun=stamps.take)
         await floor.work("warm", WARM_STEPS, {})
         stamps.clear()
         watch = Stopwatch()
@@ -212,7 +212,7 @@ def long(*, folder: str, steps: int) -> Figures:
         floor.close()
         return figures
 
-    return {**asyncio.run(work()), **early_and_late(stamps)}
+    return {**asyncio.run(work()), **stamps.grown()}
 
 
 def kept(*, folder: str, steps: int) -> Figures:

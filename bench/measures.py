@@ -53,23 +53,21 @@ def long(bench: Bench) -> list[Row]:
     steps = bench.sizes.long_steps
     theirs = [job for form in ("4c", "2c") for job in floor_job(bench, f"sqlite-{form}", "seq", "--n", steps)]
     what = f"one run of {steps:,} steps"
+    flat = ours_at_most(1.2)
     ours, (own_floor, *peers) = bench.in_turns(
         what, bench.job("ours.long", steps=steps), bench.job("floor.long", steps=steps), *theirs
     )
     rows = [
         _speed_row(what, steps, ours, own_floor, at_least(1.3)),
         _cpu_row(f"{what}: CPU a step", steps, ours, own_floor, None),
-        _growth_row(f"{what}: time of a late step to an early one", ours, own_floor),
+        _row(f"{what}: time of a late step to an early one", Unit.TIMES, ours, own_floor, itemgetter("grown"), flat),
+        _row(f"{what}: CPU of a late step to an early one", Unit.TIMES, ours, own_floor, itemgetter("cpu_grown"), flat),
     ]
     rows += [
         _speed_row(f"{what}, to the peers' sqlite-{form}", steps, ours, found, goal)
         for form, found, goal in zip(("4c", "2c"), peers, (at_least(1.3), None), strict=False)
     ]
     return rows
-
-
-def _growth_row(what: str, ours: Sequence[Figures], floor: Sequence[Figures]) -> Row:
-    return _row(what, Unit.TIMES, ours, floor, lambda each: each["late"] / each["early"], ours_at_most(1.2))
 
 
 def kept(bench: Bench) -> list[Row]:

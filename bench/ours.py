@@ -17,12 +17,12 @@ from bench.log import LogPin, file_bytes
 from bench.workload import (
     FIRST_MESSAGE,
     LAST_TEXT,
+    Stamps,
     Stopwatch,
     Tally,
     call_args,
     call_id,
     closed_loop,
-    early_and_late,
     middle,
     payload_of,
     reply_text,
@@ -128,10 +128,10 @@ def crowd(*, folder: str, runs: int, steps: int, in_flight: int) -> Figures:
 
 def long(*, folder: str, steps: int) -> Figures:
     """One long run."""
-    stamps: list[float] = []
+    stamps = Stamps()
 
     async def work() -> Figures:
-        ours = Ours(folder, steps, begun=lambda: stamps.append(time.perf_counter()))
+        ours = Ours(folder, steps, begun=stamps.take)
         await ours.warm()
         stamps.clear()
         watch = Stopwatch()
@@ -140,7 +140,7 @@ def long(*, folder: str, steps: int) -> Figures:
         await ours.store.close()
         return figures
 
-    return {**asyncio.run(work()), **early_and_late(stamps)}
+    return {**asyncio.run(work()), **stamps.grown()}
 
 
 def kept(*, folder: str, steps: int) -> Figures:

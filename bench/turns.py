@@ -32,7 +32,7 @@ class Sizes:
     kept_steps: tuple[int, int] = (100, 1000)
     counted_steps: tuple[int, int] = (20, 120)
     killed: int = 200
-    recover_in_flight: int = 64
+    recover_in_flight: int = 200
     records: int = 1000
     loads: int = 15
     idle_runs: int = 2000

@@ -72,11 +72,31 @@ class Stopwatch:
         return {"wall": time.perf_counter() - self._wall, "cpu": time.process_time() - self._cpu}
 
 
-def early_and_late(stamps: Sequence[float]) -> dict[str, float]:
-    """The median time of steps 6 to 15 and of the last twentieth of a long run, from when each step began."""
+class Stamps:
+    """When each step of a run began, on the wall and in CPU time of the process."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+
+    def take(self) -> None:
+        """A step begins."""
+        self.wall.append(time.perf_counter())
+        self.cpu.append(time.process_time())
+
+    def clear(self) -> None:
+        self.wall.clear()
+        self.cpu.clear()
+
+    def grown(self) -> dict[str, float]:
+        """How much more a late step takes than an early one."""
+        return {"grown": late_to_early(self.wall), "cpu_grown": late_to_early(self.cpu)}
+
+
+def late_to_early(stamps: Sequence[float]) -> float:
+    """The median of the last twentieth of the steps to that of steps 6 to 15, from when each began."""
     took = [after - before for before, after in pairwise(stamps)]
-    last = max(5, len(took) // 20)
-    return {"early": middle(took[5:15] or took), "late": middle(took[-last:])}
+    return middle(took[-max(5, len(took) // 20) :]) / middle(took[5:15] or took)
 
 
 def middle(values: Sequence[float]) -> float:

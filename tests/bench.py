@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,11 +18,11 @@ from agent_runtime.ids import RunId, Step
 from agent_runtime.journal.records import StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
 from agent_runtime.journal.seal import KeyRing, open_run
 from agent_runtime.journal.store import Answer, Append, CheckpointStore, Guard
-from agent_runtime.messages import Message, Reply, ToolCall
+from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.tool_loop import LoopResult, recover_tool_loop, run_tool_loop
-from agent_runtime.tools import ToolRegistry, ToolSpec, idempotency_key
+from agent_runtime.tools import ToolRegistry, idempotency_key
 
 KEY = b"a key for tests, which guards nothing"
 RING = KeyRing.of(KEY)
@@ -192,6 +192,9 @@ class Delegate:
         self.check("commit")
         return await self.inner.commit(appends)
 
+    def commit_at_once(self, append: Append) -> Answer | None:
+        return None  # every append takes the way that a double can stand in
+
     async def save(
         self,
         run_id: RunId,
@@ -313,18 +316,25 @@ class Place:
             await store.close()
 
 
-@dataclass(frozen=True)
 class KillPlan(CrashPlan):
-    """Kills its worker where it reaches a point for the nth time; a dead worker reaches nothing more."""
+    """Kills its worker where it reaches a point for the nth time; a dead worker reaches nothing more.
 
-    worker: Worker | None = None
-    point: CrashPoint | None = None
-    at_seq: int = 0
-    nth: int = 1
-    reached: Counter[tuple[CrashPoint, int]] = field(default_factory=Counter)
+    It is not armed, as a plan for a whole process is: records are committed as the run was told to.
+    """
+
+    worker: Worker
+    point: CrashPoint | None
+    at_seq: int
+    nth: int
+    reached: Counter[tuple[CrashPoint, int]]
+
+    @staticmethod
+    def of(worker: Worker, point: CrashPoint | None = None, seq: int = 0, nth: int = 1) -> KillPlan:
+        plan = KillPlan()
+        plan.worker, plan.point, plan.at_seq, plan.nth, plan.reached = worker, point, seq, nth, Counter()
+        return plan
 
     async def reach(self, point: CrashPoint, seq: int, *, recovering: bool, clock: Clock) -> None:
-        assert self.worker is not None
         self.worker.check("a crash point")
         self.reached[point, seq] += 1
         if (point, seq) == (self.point, self.at_seq) and self.reached[point, seq] == self.nth:
@@ -337,11 +347,18 @@ class Worker(Delegate):
     def __init__(self, place: Place, *, clock: Clock | None = None) -> None:
         super().__init__(place.open(clock))
         self.is_dead = False
-        self.plan = KillPlan(worker=self)
+        self.plan = KillPlan.of(self)
 
     def check(self, verb: str) -> None:
         if self.is_dead:
             raise Killed(verb)
+
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
+        return await super().commit(appends)
+
+    def commit_at_once(self, append: Append) -> Answer | None:
+        self.check("commit_at_once")
+        return self.inner.commit_at_once(append)
 
     def die(self) -> None:
         """The process ends here."""
@@ -350,7 +367,7 @@ class Worker(Delegate):
 
     def killed_at(self, point: CrashPoint, seq: int = 0, *, nth: int = 1) -> Worker:
         """The same worker, which will die there."""
-        self.plan = KillPlan(worker=self, point=point, at_seq=seq, nth=nth)
+        self.plan = KillPlan.of(self, point, seq, nth)
         return self
 
     async def run(self, model: Script, registry: ToolRegistry, run_id: str = "run", **options: Any) -> LoopResult:
@@ -370,6 +387,15 @@ class Worker(Delegate):
     async def recover_and_die(self, model: Script, registry: ToolRegistry, run_id: str = "run", **options: Any) -> None:
         """Pick a run up, and die on it."""
         await expect_death(self.recover(model, registry, run_id, **options))
+
+
+async def error_of(work: Awaitable[object]) -> Exception | None:
+    """The error that the work ends with, or None."""
+    try:
+        await work
+    except Exception as error:
+        return error
+    return None
 
 
 async def expect_death(work: Awaitable[object]) -> None:
@@ -399,9 +425,11 @@ async def kill_when(worker: Worker, work: Awaitable[object], moment: asyncio.Eve
 
 async def until(holds: Callable[[], bool]) -> None:
     """Let others run until it holds; fails where that takes too long."""
-    async with asyncio.timeout(LONG_SECONDS):
-        while not holds():
-            await asyncio.sleep(0.001)
+    for _ in range(int(LONG_SECONDS * 1000)):
+        if holds():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came to hold")
 
 
 def transcript(result: LoopResult) -> list[Message]:

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from bench.log import LogPin, file_bytes
 from bench.measures import MEASURES, run_again
 from bench.table import BEGIN_MARK, END_MARK, Goal, Row, Unit, at_least, at_most, between_marks, markdown, ours_is, written
 from bench.turns import TOP, Bench, Sizes, ask_process
-from bench.workload import early_and_late, payload_of
+from bench.workload import late_to_early, payload_of
 
 TINY = Sizes(
     runs=4, steps=3, crowds=(2,), long_steps=10, kept_steps=(1, 5), counted_steps=(1, 3), killed=3, recover_in_flight=2,
@@ -105,6 +106,7 @@ def test_a_ratio_is_taken_round_by_round_and_its_median_is_judged() -> None:
     row = Row("speed", Unit.STEPS_A_SECOND, [50.0, 90.0, 60.0], [100.0, 100.0, 200.0], at_least(0.5))
     assert row.ratios == [0.5, 0.9, 0.3]
     assert row.reached is True
+    assert replace(row, goal=at_least(0.51)).reached is False
     assert Row("speed", Unit.STEPS_A_SECOND, [49.0], [100.0], at_least(0.5)).reached is False
     assert Row("time", Unit.SECONDS, [1.21], [1.0], at_most(1.2)).reached is False
     assert Row("time", Unit.SECONDS, [1.21], [1.0]).reached is None
@@ -165,7 +167,7 @@ def test_early_and_late_steps_are_told_apart() -> None:
     stamps = [0.0]
     for step in range(1000):
         stamps.append(stamps[-1] + (2.0 if step >= 900 else 1.0))
-    assert early_and_late(stamps) == {"early": 1.0, "late": 2.0}
+    assert late_to_early(stamps) == 2.0
 
 
 def test_the_payload_of_a_step_is_its_reply_and_its_result() -> None:

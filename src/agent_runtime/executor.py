@@ -295,8 +295,7 @@ async def act(run: Run, tool: Tool, arguments: dict[str, Any]) -> Outcome:
     except KeyConflict:
         raise
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if is_being_cancelled():
             raise  # it is this worker that is being stopped: the call stays as its intent says, in doubt
         return Unknown("it was cancelled inside the tool", error)
     except Exception as error:
@@ -305,6 +304,12 @@ async def act(run: Run, tool: Tool, arguments: dict[str, Any]) -> Outcome:
         if not tool.rule.may_repeat or is_transport(error):
             return Unknown(_why_unknown(error), error)
         return Answered(error)
+
+
+def is_being_cancelled() -> bool:
+    """Whether it is this task that is being stopped, and not something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 _TRANSPORT = frozenset(

@@ -26,7 +26,7 @@ from agent_runtime.errors import (
     Unrecordable,
 )
 from agent_runtime.events import Sink
-from agent_runtime.executor import CallInDoubt, Ending, Executor, Siblings, is_transport, read_ending
+from agent_runtime.executor import CallInDoubt, Ending, Executor, Siblings, is_being_cancelled, is_transport, read_ending
 from agent_runtime.ids import RunId, check_run_id, is_reply, reply_call, tool_call
 from agent_runtime.journal.journal import Commits
 from agent_runtime.journal.records import RecordKind, RunStatus
@@ -82,7 +82,6 @@ class LoopOptions(NamedTuple):
 
     max_steps: int = MAX_STEPS
     parallel: int = PARALLEL
-    rerun_in_doubt: Rerun = False
 
 
 async def run_tool_loop(
@@ -113,7 +112,7 @@ async def run_tool_loop(
     `max_steps` counts the replies of the whole run, restarts included; past it `StepLimitReached` ends the run.
     `parallel` bounds the calls of one reply that run side by side. `commits="each"` writes every record by itself.
     """
-    options = _options(max_steps, parallel, False)
+    options = _options(max_steps, parallel)
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, clock=clock, entropy=entropy, offload=offload,
@@ -160,7 +159,7 @@ async def recover_tool_loop(
     same: fencing makes that safe, and a call then in flight is in doubt), `CheckpointStoreCorrupt`, `IdentityMismatch`,
     and `RecoveryNeedsDecision` where a call is in doubt that neither its tool's rule nor `rerun_in_doubt` lets run again.
     """
-    options = _options(max_steps, parallel, rerun_in_doubt)
+    options = _options(max_steps, parallel)
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, clock=clock, entropy=entropy, offload=offload,
@@ -251,8 +250,8 @@ class _Loop:
             await run.ready_to_act()
             try:
                 body = encode_reply(await self._ask(call))
-            except Exception as error:  # the answer is lost, not the decision: none was recorded
-                if not tries_left or not is_transport(error):
+            except (Exception, asyncio.CancelledError) as error:  # the answer is lost, not the decision: none was recorded
+                if is_being_cancelled() or not tries_left or not is_transport(error):
                     raise
                 await run.backing.clock.sleep(MODEL_PAUSE_SECONDS * 2.0 ** (MODEL_TRIES - 1 - tries_left))
                 continue
@@ -449,11 +448,11 @@ def _raise_gravest(tasks: Sequence[asyncio.Task[Any]]) -> None:
         raise error
 
 
-def _options(max_steps: int, parallel: int, rerun: Rerun) -> LoopOptions:
+def _options(max_steps: int, parallel: int) -> LoopOptions:
     for option, value in (("max_steps", max_steps), ("parallel", parallel)):
         if type(value) is not int or value < 1:
             raise InvalidSetting(f"{option}= is a whole number from 1, found {value!r}")
-    return LoopOptions(max_steps, parallel, rerun)
+    return LoopOptions(max_steps, parallel)
 
 
 def _mode(commits: str) -> Commits:

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
 
 from agent_runtime.crash import CrashPoint
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import StoredCheckpoint, StoredRow, StoredRun
+from agent_runtime.journal.records import StoredCheckpoint, StoredRecord, StoredRow, StoredRun
 from agent_runtime.journal.seal import sealer_for
 from agent_runtime.journal.store import Answer, Append, CheckpointStore
 from tests.bench import RING, Bench, Delegate, Place, Script, Worker
@@ -33,13 +34,13 @@ def script() -> Script:
 
 async def work_until_killed(place: Place, bench: Bench, run_id: str = RUN, *, tenant: str = "") -> None:
     """A run that two workers died on: unfinished, and free to be picked up."""
-    options = {"name": NAME, "tenant": tenant}
-    await Worker(place).killed_at(CrashPoint.AFTER_INTENT, 2).run_and_die(script(), bench.registry, run_id, **options)
+    first = Worker(place).killed_at(CrashPoint.AFTER_INTENT, 2)
+    await first.run_and_die(script(), bench.registry, run_id, name=NAME, tenant=tenant)
     second = Worker(place).killed_at(CrashPoint.BEFORE_DECIDE, 3)
     await second.recover_and_die(script(), bench.registry, run_id, tenant=tenant)
 
 
-async def genuine_run(place: Place, run_id: str = RUN, *, tenant: str = "", ring: object = RING) -> StoredRun:
+async def genuine_run(place: Place, run_id: str = RUN, *, tenant: str = "") -> StoredRun:
     """Such a run as it is stored, with a genuine checkpoint, which loops themselves do not keep."""
     await work_until_killed(place, Bench(), run_id, tenant=tenant)
     [run] = await place.open().load_many([RunId(run_id)])
@@ -89,6 +90,14 @@ class Watching(Delegate):
         return answers
 
 
+Stored = TypeVar("Stored", StoredRow, StoredRecord, StoredCheckpoint)
+
+
+def with_column(stored: Stored, column: str, value: object) -> Stored:
+    """The same with another value in one column, of whatever type."""
+    return type(stored)._make(value if name == column else old for name, old in zip(stored._fields, stored, strict=True))
+
+
 def changes(value: object) -> Iterator[object]:
     """Every value that differs in one bit, and some that are shorter or longer."""
     match value:
@@ -97,10 +106,14 @@ def changes(value: object) -> Iterator[object]:
         case int():
             yield from (value ^ (1 << bit) for bit in range(63))
         case bytes():
-            yield from (value[:at] + bytes([value[at] ^ (1 << bit)]) + value[at + 1 :] for at in range(len(value)) for bit in range(8))
+            yield from (
+                value[:at] + bytes([value[at] ^ (1 << bit)]) + value[at + 1 :] for at in range(len(value)) for bit in range(8)
+            )
             yield from (value + b"\0", value[1:], value[:-1], b"") if value else (b"\0",)
         case str():
-            yield from (value[:at] + chr(ord(value[at]) ^ (1 << bit)) + value[at + 1 :] for at in range(len(value)) for bit in range(7))
+            yield from (
+                value[:at] + chr(ord(value[at]) ^ (1 << bit)) + value[at + 1 :] for at in range(len(value)) for bit in range(7)
+            )
             yield from (value + "\0", value[1:], "") if value else ("\0", "x")
         case _:
             raise AssertionError(f"no column is a {type(value).__name__}")

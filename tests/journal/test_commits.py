@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -81,8 +81,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def ledger() -> AsyncIterator[Ledger]:
-    yield Ledger()
+def ledger() -> Ledger:
+    return Ledger()
 
 
 def opened(store: CheckpointStore, clock: Clock, run_id: str, commits: GroupCommit | None = None) -> Journal:
@@ -208,7 +208,9 @@ async def test_a_store_that_may_not_be_written_is_not_asked_again(ledger: Ledger
     assert len(ledger.batches) == 1
 
 
-async def test_a_lone_run_tries_a_bounded_number_of_times_and_waits_longer_each_time(ledger: Ledger, clock: ManualClock) -> None:
+async def test_a_lone_run_tries_a_bounded_number_of_times_and_waits_longer_each_time(
+    ledger: Ledger, clock: ManualClock
+) -> None:
     for _ in range(DEFINITE_TRIES - 1):
         ledger.says(StoreUnavailable("not now"))
     began = clock.monotonic()
@@ -244,7 +246,7 @@ async def test_a_run_whose_write_is_being_settled_does_not_hold_up_the_rest_of_i
     ledger.away = 1
     slow, quick = (opened(ledger, clock, name) for name in ("slow", "quick"))
     waiting = asyncio.ensure_future(slow.barrier())
-    await quick.barrier()
+    await asyncio.ensure_future(quick.barrier())
     await until(lambda: clock.sleepers == 1)
     assert not waiting.done()
     clock.advance(1)

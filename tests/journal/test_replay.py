@@ -61,7 +61,9 @@ def read(records: Sequence[StoredRecord]) -> History:
 def legal_lives(draw: st.DrawFn) -> list[Told]:
     """Some calls, each led through its life by moves that the table allows, interleaved in any way."""
     told: list[Told] = []
-    states = dict.fromkeys(draw(st.lists(st.sampled_from(["0", "0/model", "1.0", "1.1"]), min_size=1, unique=True)), CallState.NEW)
+    states = dict.fromkeys(
+        draw(st.lists(st.sampled_from(["0", "0/model", "1.0", "1.1"]), min_size=1, unique=True)), CallState.NEW
+    )
     attempts = dict.fromkeys(states, 0)
     for step in range(draw(st.integers(0, 25))):
         call = draw(st.sampled_from(sorted(states)))
@@ -171,7 +173,9 @@ def test_a_record_of_another_key_names_a_key_and_no_call() -> None:
 
 @pytest.mark.parametrize("state", CallState)
 @pytest.mark.parametrize("may_repeat", [True, False])
-def test_what_is_done_about_a_call_depends_on_its_state_and_only_in_doubt_on_its_rule(state: CallState, may_repeat: bool) -> None:
+def test_what_is_done_about_a_call_depends_on_its_state_and_only_in_doubt_on_its_rule(
+    state: CallState, may_repeat: bool
+) -> None:
     move = next_move(CallLife("0", state), may_repeat=may_repeat)
     if state is CallState.DONE:
         assert move is Move.REPLAY

@@ -49,10 +49,10 @@ def test_a_records_seal_is_the_hmac_over_its_place_its_predecessor_and_its_body(
 
 def test_the_seals_of_rows_checkpoints_and_messages_are_the_hmac_over_theirs() -> None:
     sealer = Sealer(KEY, key_id="k1", tenant="shop", run_id="run")
-    row = StoredRow(RunId("run"), FORMAT, "k1", "shop", "loop", "orders", RunStatus.PAUSED, 3, 2, bytes(range(16)), 9, b"h" * 32, 1,
-                    NO_SEAL)  # fmt: skip
+    owner, head = bytes(range(16)), b"h" * 32
+    row = StoredRow(RunId("run"), FORMAT, "k1", "shop", "loop", "orders", RunStatus.PAUSED, 3, 2, owner, 9, head, 1, NO_SEAL)
     header = struct.pack(">cBQQQQII", b"R", RunStatus.PAUSED, 3, 2, 9, 1, 4, 6)
-    assert sealer.row(row) == by_hand(KEY, "shop", "run", "k1", header + b"looporders" + row.owner + row.head)
+    assert sealer.row(row) == by_hand(KEY, "shop", "run", "k1", header + b"looporders" + owner + head)
     state = struct.pack(">cQQ", b"C", 3, 2) + b"{}"
     assert sealer.checkpoint(3, b"{}") == by_hand(KEY, "shop", "run", "k1", state)
     message = struct.pack(">cIQ", b"M", 7, 2) + b"verdict" + b"{}"
@@ -102,8 +102,8 @@ def test_a_ring_is_made_of_a_key_of_a_mapping_or_of_itself() -> None:
 
 @pytest.mark.parametrize(
     "key",
-    [None, "a string of many characters", 5, b"", b"short", b"fifteen bytes!!", {}, {"k": b"short"}, {"k": "a text that is long"},
-     {"": OLD}, {"k" * 65: OLD}, {"a\n": OLD}, {1: OLD}, [OLD], memoryview(OLD)],
+    [None, "a string of many characters", 5, b"", b"short", b"fifteen bytes!!", {}, {"k": b"short"},
+     {"k": "a text that is long"}, {"": OLD}, {"k" * 65: OLD}, {"a\n": OLD}, {1: OLD}, [OLD], memoryview(OLD)],
 )  # fmt: skip
 def test_what_is_no_key_is_refused_by_name_and_never_shown(key: object) -> None:
     with pytest.raises(InvalidKey) as refused:

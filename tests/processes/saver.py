@@ -1,4 +1,4 @@
-"""A process that writes to one store: `saver.py STORE NAME COUNT` saves so many runs once standard input ends."""
+"""A process that saves: `saver.py NAME COUNT STORE...` says that it is ready, waits, and saves so many runs in each store."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ async def save(path: str, name: str, count: int) -> None:
     await store.close()
 
 
+async def save_in_all(name: str, count: str, *paths: str) -> None:
+    for path in paths:
+        await save(path, name, int(count))
+
+
 if __name__ == "__main__":
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     sys.stdin.read()
-    asyncio.run(save(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    asyncio.run(save_in_all(*sys.argv[1:]))

@@ -217,18 +217,19 @@ def test_a_disk_that_is_full_from_the_start_is_named_and_nothing_is_acted_upon(t
 # Many processes at one file
 
 
-def savers(store: Path, names: Sequence[str], count: int) -> list[tuple[int, str]]:
-    """Exit code and error output of processes that save so many runs each, all begun at the same moment."""
+def savers(names: Sequence[str], count: int, *stores: Path) -> list[tuple[int, str]]:
+    """Exit code and error output of processes that save so many runs each in each store, all begun at the same moment."""
+    words = [sys.executable, str(SAVER)]
+    more = [str(count), *map(str, stores)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with ExitStack() as stack:
         running = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, str(SAVER), str(store), name, str(count)],
-                    env=environment({}), stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                )
-            )
+            stack.enter_context(subprocess.Popen([*words, name, *more], env=environment({}), text=True, **pipes))
             for name in names
-        ]  # fmt: skip
+        ]
+        for process in running:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
         for process in running:
             assert process.stdin is not None
             process.stdin.close()
@@ -237,11 +238,12 @@ def savers(store: Path, names: Sequence[str], count: int) -> list[tuple[int, str
 
 
 def test_eight_processes_may_set_up_one_fresh_file_at_once(tmp_path: Path) -> None:
-    store = tmp_path / "runs.db"
+    stores = [tmp_path / f"runs{i}.db" for i in range(10)]  # several files, since a mistake here shows only now and then
     names = [f"worker{i}" for i in range(8)]
-    assert savers(store, names, 1) == [(0, "")] * 8
-    assert sorted(statuses(store)) == [f"{name}-000" for name in names]
-    assert store.stat().st_mode & 0o777 == 0o600
+    assert savers(names, 1, *stores) == [(0, "")] * 8
+    for store in stores:
+        assert sorted(statuses(store)) == [f"{name}-000" for name in names]
+        assert store.stat().st_mode & 0o777 == 0o600
 
 
 def test_two_processes_that_save_while_a_third_reads_for_long_are_never_locked_out(tmp_path: Path) -> None:
@@ -250,7 +252,7 @@ def test_two_processes_that_save_while_a_third_reads_for_long_are_never_locked_o
     reader = sqlite3.connect(store, isolation_level=None)
     reader.execute("BEGIN")
     assert reader.execute("SELECT count(*) FROM runs").fetchone() == (0,)
-    assert savers(store, ["left", "right"], 200) == [(0, "")] * 2
+    assert savers(["left", "right"], 200, store) == [(0, "")] * 2
     assert reader.execute("SELECT count(*) FROM runs").fetchone() == (0,), "the reader sees one moment all along"
     reader.close()
     assert {name: len(rows) for name, rows in dump(store).items()}["runs"] == 400
@@ -268,7 +270,8 @@ async def model(messages, tools):
     return Reply("hello")
 
 async def main():
-    await run_tool_loop(model, ToolRegistry(), "hi", run_id="run", checkpoints=store, checkpoint_key=b"k" * 32)
+    await run_tool_loop(model, ToolRegistry(), "hi", run_id="run", checkpoints=store, checkpoint_key=b"k" * 32,
+                        lease_seconds=1000, heartbeat_seconds=500)
     await store.list_runs()
 
 asyncio.run(main())

@@ -51,14 +51,10 @@ def test_without_a_run_id_a_fresh_one_is_printed_and_an_unfinished_run_is_named(
     assert 'INFO unfinished run=left-behind hint="RUN_ID=left-behind picks it up"' in ended.lines
     assert f"INFO done run={fresh} steps=3 llm_calls=4" in ended.lines
     assert statuses(job.store) == {"left-behind": RUNNING, fresh: DONE}
-    other = job.run()
-    assert fresh not in other.out, "a finished run is no run to pick up, and no id is drawn twice"
 
-
-def test_the_hint_about_an_unfinished_run_is_a_command_that_works(job: Job) -> None:
-    unfinished(job, "left-behind")
-    [hint] = re.findall(r'hint="RUN_ID=(\S+) picks it up"', job.run().out)
-    assert f"INFO done run={hint} steps=3 llm_calls=4" in job.run(RUN_ID=hint).lines
+    [hint] = re.findall(r'hint="RUN_ID=(\S+) picks it up"', ended.out)
+    assert f"INFO done run={hint} steps=3 llm_calls=4" in job.run(RUN_ID=hint).lines, "the hint is a command that works"
+    assert not {fresh, "left-behind"} & set(re.split("[ =]", job.run().out)), "no id is drawn twice, and done is done"
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["unfinished", "done"])
@@ -149,11 +145,11 @@ def test_the_store_and_the_key_are_the_owners_alone(job: Job) -> None:
     assert modes == dict.fromkeys((store, f"{store}-wal", f"{store}-shm", job.key.name), "0o600")
 
 
-@pytest.mark.parametrize("form", ["base64", "file", "file with a line end"])
+@pytest.mark.parametrize("form", ["base64", "file"])
 def test_a_key_is_taken_as_base64_or_from_a_file(job: Job, tmp_path: Path, form: str) -> None:
     text = key_of(16)
     path = tmp_path / "the.key"
-    path.write_text(text + "\n" * (form != "file"))
+    path.write_text(f"{text}\n")
     setting = text if form == "base64" else f"file:{path}"
     unfinished(job, CHECKPOINT_KEY=setting)
     assert job.run(RUN_ID=RUN, CHECKPOINT_KEY=text).code == 0
@@ -212,8 +208,6 @@ def test_a_key_file_that_is_gone_is_not_made_anew_under_the_runs_it_sealed(job: 
         ({"PLANNER": "openai:gpt-5-mini"}, "PLANNER is 'mock' in this version, found 'openai:gpt-5-mini'"),
         ({"DATABASE_URL": "mongodb://somewhere/runs"}, "found 'mongodb://somewhere/runs'"),
         ({"DATABASE_URL": "runs.db"}, "sqlite:///PATH"),
-        ({"DATABASE_URL": "sqlite:///"}, "sqlite:///PATH"),
-        ({"LEASE": "0"}, "LEASE is a number of seconds above 0; found '0'"),
         ({"LEASE": "nan"}, "LEASE is a number of seconds above 0; found 'nan'"),
         ({"HEARTBEAT": "soon"}, "HEARTBEAT is a number of seconds above 0; found 'soon'"),
         ({"LEASE": "3", "HEARTBEAT": "2"}, "HEARTBEAT is at most half of LEASE; found 2.0 s and 3.0 s"),

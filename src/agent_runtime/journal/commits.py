@@ -19,12 +19,12 @@ import asyncio
 import weakref
 from collections.abc import Coroutine, Sequence
 from enum import Enum, auto
-from typing import Protocol
+from typing import Protocol, cast
 
 from agent_runtime.clock import Clock
 from agent_runtime.errors import StoreRefused, StoreUnavailable
 from agent_runtime.journal.records import StoredRow
-from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointStore
+from agent_runtime.journal.store import Answer, AnswerKind, Append, AtOnce, CheckpointStore
 
 MAX_BATCH = 256
 DEFINITE_TRIES = 4
@@ -77,7 +77,7 @@ class GroupCommit:
         [member], self._waiting = self._waiting, []
         append, sent_at = member.take(), self._clock.monotonic()
         try:
-            answer = self._used_store().commit_at_once(append)
+            answer = cast(AtOnce, self._used_store()).commit_at_once(append)
             if answer is not None:
                 _check_answer(answer)
         except (StoreUnavailable, StoreRefused) as error:

@@ -122,9 +122,6 @@ class CheckpointStore(Protocol):
     async def commit(self, appends: Sequence[Append]) -> list[Answer]:
         """Carry many appends, each guarded by itself, in as few durable writes as may be; an answer for each."""
 
-    def commit_at_once(self, append: Append) -> Answer | None:
-        """Carry one append without waiting for anybody; None, and nothing written, where that cannot be done now."""
-
     async def load_many(self, run_ids: Sequence[RunId]) -> list[StoredRun | None]:
         """Runs with all their records, each read at one moment."""
 
@@ -139,6 +136,13 @@ class CheckpointStore(Protocol):
 
     async def close(self) -> None:
         """Let go of every connection and thread. The store may not be used afterwards."""
+
+
+class AtOnce(Protocol):
+    """What a store may offer besides: a lone append without a task and a thread in between."""
+
+    def commit_at_once(self, append: Append) -> Answer | None:
+        """Carry one append without waiting for anybody; None, and nothing written, where that cannot be done now."""
 
 
 class Store(ABC):
