@@ -192,9 +192,6 @@ class Delegate:
         self.check("commit")
         return await self.inner.commit(appends)
 
-    def commit_at_once(self, append: Append) -> Answer | None:
-        return None  # every append takes the way that a double can stand in
-
     async def save(
         self,
         run_id: RunId,
@@ -352,13 +349,6 @@ class Worker(Delegate):
     def check(self, verb: str) -> None:
         if self.is_dead:
             raise Killed(verb)
-
-    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
-        return await super().commit(appends)
-
-    def commit_at_once(self, append: Append) -> Answer | None:
-        self.check("commit_at_once")
-        return self.inner.commit_at_once(append)
 
     def die(self) -> None:
         """The process ends here."""

@@ -13,7 +13,7 @@ from agent_runtime import codec
 from agent_runtime.clock import Clock, milliseconds
 from agent_runtime.errors import Doubt
 from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
-from agent_runtime.journal.replay import CallLife
+from agent_runtime.journal.replay import CallLife, Move, next_move
 from agent_runtime.journal.states import CallState
 from agent_runtime.tools import ToolRegistry
 
@@ -51,7 +51,8 @@ class Decider:
                 continue  # a lost reply was never acted upon: it is asked for again, and counted again
             name, args, at_ms = read_asked(life.asked)
             tool = self._registry.find(name)
-            if tool is not None and tool.rule.may_repeat and life.unrecordable < MOST_UNRECORDABLE:
+            may_repeat = tool is not None and tool.rule.may_repeat and life.unrecordable < MOST_UNRECORDABLE
+            if next_move(life, may_repeat=may_repeat) is Move.RERUN:
                 by_rule += 1
             elif tool is not None and self._is_permitted(life):
                 permitted.append(life)

@@ -286,24 +286,25 @@ async def act(run: Run, tool: Tool, arguments: dict[str, Any]) -> Outcome:
             return Returned(await answer)
         async with deadline:
             return Returned(await answer)
-    except tool.answers as error:
-        if deadline is not None and deadline.expired():
-            return _timed_out(tool, error, job)  # it is our own deadline that raised, whatever the tool calls an answer
-        return Answered(error)
-    except NotSent as error:
+    except (Exception, asyncio.CancelledError) as error:
+        return _after(tool, error, job, is_late=deadline is not None and deadline.expired())
+
+
+def _after(tool: Tool, error: BaseException, job: Job[Any] | None, *, is_late: bool) -> Outcome:
+    """What is known of a call that raised. Only what the tool declares is an answer; the rest is as its rule says."""
+    if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+        raise error  # it is this worker that is being stopped: the call stays as its intent says, in doubt
+    if is_late:
+        return _timed_out(tool, error, job)  # our own deadline raised, whatever the tool calls an answer
+    if isinstance(error, NotSent):
         return Unsent(error)
-    except KeyConflict:
-        raise
-    except asyncio.CancelledError as error:
-        if is_being_cancelled():
-            raise  # it is this worker that is being stopped: the call stays as its intent says, in doubt
-        return Unknown("it was cancelled inside the tool", error)
-    except Exception as error:
-        if deadline is not None and deadline.expired():
-            return _timed_out(tool, error, job)
-        if not tool.rule.may_repeat or is_transport(error):
-            return Unknown(_why_unknown(error), error)
+    if isinstance(error, tool.answers):
         return Answered(error)
+    if (conflict := _find_conflict(error)) is not None:
+        raise conflict
+    if not tool.rule.may_repeat or is_transport(error):
+        return Unknown(_why_unknown(error), error)
+    return Answered(error)
 
 
 def is_being_cancelled() -> bool:
@@ -328,8 +329,17 @@ _TRANSPORT = frozenset(
 """Errors by which well-known clients say that the way to the remote failed: (top module, class). None is an OSError."""
 
 
+def _find_conflict(error: BaseException) -> KeyConflict | None:
+    """The conflict that a group of errors holds, as tasks side by side raise them."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error if isinstance(error, KeyConflict) else None
+    return next((found for each in error.exceptions if (found := _find_conflict(each)) is not None), None)
+
+
 def is_transport(error: BaseException) -> bool:
     """Whether the error speaks of the way to the remote, and so says nothing about what the remote did."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_transport(each) for each in error.exceptions)
     if isinstance(error, OSError | EOFError | asyncio.CancelledError):
         return True
     return any((kind.__module__.split(".", 1)[0], kind.__name__) in _TRANSPORT for kind in type(error).__mro__)

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar, get_type_hints, overload
+from typing import Any, TypeVar, overload
 
 from agent_runtime import codec
-from agent_runtime.errors import InvalidArguments, ToolDefinitionError, ToolError, UnknownTool
+from agent_runtime.errors import ToolDefinitionError, ToolError, UnknownTool
 from agent_runtime.messages import ToolSpec
+from agent_runtime.signatures import ArgumentCheck, read_arguments, read_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,12 +44,12 @@ class Tool:
     function: Callable[..., Any]
     is_async: bool
     rule: RepeatRule
-    answers: tuple[type[BaseException], ...]
+    answers: tuple[type[Exception], ...]
     timeout_seconds: float | None
     attempts: int
     pause_seconds: float
     result: codec.Shape
-    _check: Callable[[bytes], dict[str, Any]]
+    _check: ArgumentCheck
 
     @property
     def name(self) -> str:
@@ -77,7 +78,7 @@ class ToolRegistry:
         name: str | None = None,
         idempotent: bool = False,
         pure: bool = False,
-        answers: tuple[type[BaseException], ...] | type[BaseException] = (),
+        answers: tuple[type[Exception], ...] | type[Exception] = (),
         timeout: float | None = None,
         attempts: int = ATTEMPTS,
         pause: float = 0.1,
@@ -90,7 +91,7 @@ class ToolRegistry:
         name: str | None = None,
         idempotent: bool = False,
         pure: bool = False,
-        answers: tuple[type[BaseException], ...] | type[BaseException] = (),
+        answers: tuple[type[Exception], ...] | type[Exception] = (),
         timeout: float | None = None,
         attempts: int = ATTEMPTS,
         pause: float = 0.1,
@@ -110,7 +111,7 @@ class ToolRegistry:
                     function,
                     name=str(name or getattr(function, "__name__", "")),
                     rule=rule,
-                    answers=(ToolError, *(answers if isinstance(answers, tuple) else (answers,))),
+                    answers=_answers(answers),
                     timeout_seconds=_positive("timeout", timeout),
                     attempts=_count("attempts", attempts),
                     pause_seconds=pause,
@@ -165,6 +166,14 @@ def _rule(function: Callable[..., Any], *, idempotent: bool, pure: bool) -> Repe
     return RepeatRule.IDEMPOTENT if idempotent else RepeatRule.PURE if pure else RepeatRule.NONE
 
 
+def _answers(declared: object) -> tuple[type[Exception], ...]:
+    types = declared if isinstance(declared, tuple) else (declared,)
+    for kind in types:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise ToolDefinitionError(f"answers= holds exception types that a tool may answer with, found {kind!r}")
+    return (ToolError, *types)
+
+
 def _positive(option: str, value: float | None) -> float | None:
     if value is not None and not value > 0:
         raise ToolDefinitionError(f"{option}= is a number of seconds above 0, found {value!r}")
@@ -185,7 +194,7 @@ def _define(
     *,
     name: str,
     rule: RepeatRule,
-    answers: tuple[type[BaseException], ...],
+    answers: tuple[type[Exception], ...],
     timeout_seconds: float | None,
     attempts: int,
     pause_seconds: float,
@@ -194,8 +203,8 @@ def _define(
         raise ToolDefinitionError(f"a tool is a function, found {type(function).__name__}")
     if not _NAME.fullmatch(name):
         raise ToolDefinitionError(f"a tool's name is 1 to 64 letters, digits, _, - or ., found {name!r}; give it name='…'")
-    hints = _hints(function, name)
-    check, schema = _argument_check(function, name, hints)
+    hints = read_hints(function, name)
+    check, schema = read_arguments(function, name, hints)
     return Tool(
         spec=ToolSpec(name, inspect.getdoc(function) or "", schema),
         function=function,
@@ -215,57 +224,13 @@ def is_async_callable(function: object) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(vars(type(function)).get("__call__"))
 
 
-def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    target = function if inspect.isroutine(function) else type(function).__call__
-    try:
-        return get_type_hints(target, include_extras=True)
-    except NameError as error:
-        raise ToolDefinitionError(f"tool {name!r} has an annotation that cannot be read: {error}; import the type") from error
-
-
 def _result_shape(name: str, hints: Mapping[str, Any]) -> codec.Shape:
+    declared = hints.get("return", object)
+    if codec.is_plain_type(declared):
+        return codec.Shape(declared)
     from pydantic.errors import PydanticUserError
 
     try:
-        return codec.Shape(hints.get("return", object))
+        return codec.Shape(declared)
     except PydanticUserError as error:
         raise ToolDefinitionError(f"the result type of tool {name!r} cannot be recorded: {error}") from error
-
-
-def _argument_check(
-    function: Callable[..., Any], name: str, hints: Mapping[str, Any]
-) -> tuple[Callable[[bytes], dict[str, Any]], dict[str, object]]:
-    """A model of the arguments from the signature: what checks them, and the JSON schema of them."""
-    from pydantic import ConfigDict, Field, ValidationError, create_model
-    from pydantic.errors import PydanticUserError
-
-    fields: dict[str, Any] = {}
-    names: list[tuple[str, str]] = []
-    for at, parameter in enumerate(inspect.signature(function).parameters.values()):
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ToolDefinitionError(f"tool {name!r} has parameter {parameter}; a tool takes named parameters only")
-        field = f"arg_{at}"  # its own name may be one that a model's field may not have
-        required = parameter.default is parameter.empty
-        default = Field(alias=parameter.name) if required else Field(default=parameter.default, alias=parameter.name)
-        fields[field] = (hints.get(parameter.name, Any), default)
-        names.append((field, parameter.name))
-    try:
-        model = create_model(name, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
-        schema = model.model_json_schema(by_alias=True)
-    except PydanticUserError as error:
-        raise ToolDefinitionError(f"the parameters of tool {name!r} cannot come from JSON: {error}") from error
-    validate = model.__pydantic_validator__.validate_json
-
-    def check(args: bytes) -> dict[str, Any]:
-        try:
-            values = validate(args).__dict__
-        except ValidationError as error:
-            raise InvalidArguments(_explain(name, error)) from error
-        return {argument: values[field] for field, argument in names}
-
-    return check, schema
-
-
-def _explain(name: str, error: Any) -> str:
-    faults = "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'arguments'}: {fault['msg']}" for fault in error.errors())
-    return f"the arguments do not fit tool {name!r}: {faults}"

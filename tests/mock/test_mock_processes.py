@@ -138,7 +138,6 @@ def test_many_threads_may_set_up_the_file_at_once(tmp_path: Path) -> None:
             state.close()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="there is no SIGTERM to catch")
 @pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGINT"])
 def test_a_stop_signal_ends_the_process_cleanly(state: Path, signal_name: str) -> None:
     with launched(state) as running:

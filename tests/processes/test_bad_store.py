@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from agent_runtime import ToolSpec
 from agent_runtime.errors import StoreUnavailable
 from agent_runtime.messages import Message, Reply, ToolCall
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
+from agent_runtime.stores.sqlite_file import set_up
 from agent_runtime.tool_loop import recover_tool_loop, run_tool_loop
 from agent_runtime.tools import ToolRegistry, idempotency_key
 from tests.processes.job import PATIENCE_SECONDS, Job, assert_refused, dump, environment, statuses
@@ -219,14 +221,16 @@ def test_a_disk_that_is_full_from_the_start_is_named_and_nothing_is_acted_upon(t
 
 def savers(names: Sequence[str], count: int, *stores: Path) -> list[tuple[int, str]]:
     """Exit code and error output of processes that save so many runs each in each store, all begun at the same moment."""
-    words = [sys.executable, str(SAVER)]
-    more = [str(count), *map(str, stores)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with ExitStack() as stack:
         running = [
-            stack.enter_context(subprocess.Popen([*words, name, *more], env=environment({}), text=True, **pipes))
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, str(SAVER), name, str(count), *map(str, stores)],
+                    env=environment({}), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                )
+            )
             for name in names
-        ]
+        ]  # fmt: skip
         for process in running:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
@@ -238,12 +242,30 @@ def savers(names: Sequence[str], count: int, *stores: Path) -> list[tuple[int, s
 
 
 def test_eight_processes_may_set_up_one_fresh_file_at_once(tmp_path: Path) -> None:
-    stores = [tmp_path / f"runs{i}.db" for i in range(10)]  # several files, since a mistake here shows only now and then
+    stores = [tmp_path / f"runs{i}.db" for i in range(5)]
     names = [f"worker{i}" for i in range(8)]
     assert savers(names, 1, *stores) == [(0, "")] * 8
     for store in stores:
         assert sorted(statuses(store)) == [f"{name}-000" for name in names]
         assert store.stat().st_mode & 0o777 == 0o600
+
+
+class Overtaken(sqlite3.Connection):
+    """A connection that loses the race to set its file up: another one has done so before it gets the lock."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        if sql == "BEGIN IMMEDIATE":
+            path = super().execute("PRAGMA database_list").fetchone()[2]
+            asyncio.run(make_store(Path(path)))
+        return super().execute(sql, parameters)
+
+
+def test_whoever_loses_the_race_to_set_a_file_up_finds_it_set_up(tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    db = sqlite3.connect(store, isolation_level=None, factory=Overtaken)
+    set_up(db, str(store))
+    db.close()
+    assert dump(store)["runs"] == []
 
 
 def test_two_processes_that_save_while_a_third_reads_for_long_are_never_locked_out(tmp_path: Path) -> None:

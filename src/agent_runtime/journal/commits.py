@@ -253,7 +253,7 @@ def judge(row: StoredRow | None, append: Append) -> Landing:
     return Landing.FORKED if mine else Landing.ANOTHERS
 
 
-def _check_answer(answer: Answer) -> None:
+def _check_answer(answer: object) -> None:
     if not isinstance(answer, Answer) or type(answer.posted) is not int:
         raise TypeError(f"the store gave {answer!r} for an answer")
 

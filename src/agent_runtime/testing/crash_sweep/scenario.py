@@ -12,7 +12,10 @@ from agent_runtime.tools import ToolRegistry
 
 
 class Client(Protocol):
-    """A worker's way to the counting remote. It goes dead with the worker, and watches what the worker may do."""
+    """A worker's way to the counting remote. It goes dead with the worker, and watches what the worker may do.
+
+    A call may ask for several things there, each of another name and not one of them twice.
+    """
 
     async def act(self, tool: str, args: Mapping[str, object], *, idempotent: bool = False) -> str:
         """Do something there, once for each time it is asked, or with `idempotent` once for the key of the call."""

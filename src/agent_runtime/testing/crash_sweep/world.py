@@ -228,16 +228,16 @@ class _Worker:
         self._world = world
         self._life = life
         self._claims_before = claims
-        self._made: Counter[str] = Counter()
+        self._made: Counter[tuple[str, str]] = Counter()
 
     async def act(self, tool: str, args: Mapping[str, object], *, idempotent: bool = False) -> str:
-        await self._check_call()
+        await self._check_call(tool)
         receipt = await self._world.remote.act(tool, args, idempotent=idempotent)
         self._life.reach(Where.AFTER_ACT)
         return receipt.result
 
     async def read(self, tool: str, args: Mapping[str, object]) -> str:
-        await self._check_call()
+        await self._check_call(tool)
         result = await self._world.remote.read(tool, args)
         self._life.reach(Where.AFTER_ACT)
         return result
@@ -247,7 +247,7 @@ class _Worker:
         self._life.check()
         records = await self._world.durable()
         call = self._world.place(idempotency_key())
-        self._check_intent(records, call, Rule.SPEND)
+        self._check_intent(records, call, "model", Rule.SPEND)
         if has_ended(records, call):
             self._world.fail(Rule.DECIDED_ONCE, f"{call} is recorded, and was asked for again")
         self._check_request(records, seq_of(call), messages)
@@ -255,23 +255,23 @@ class _Worker:
         self._life.reach(Where.AFTER_ANSWER)
         return reply
 
-    async def _check_call(self) -> None:
+    async def _check_call(self, tool: str) -> None:
         self._life.check()
         records = await self._world.durable()
         call = self._world.place(idempotency_key())
-        self._check_intent(records, call, Rule.INTENT_FIRST)
+        self._check_intent(records, call, tool, Rule.INTENT_FIRST)
         if has_ended(records, call):
             self._world.fail(Rule.ENDED_ONCE, f"call {call} has ended, and was made again")
         if recorded_reply(records, seq_of(call)) is None:
             self._world.fail(Rule.REPLY_FIRST, f"call {call} was made, and the reply that decided it is not durable")
 
-    def _check_intent(self, records: Sequence[StoredRecord], call: str, rule: Rule) -> None:
-        self._made[call] += 1
+    def _check_intent(self, records: Sequence[StoredRecord], call: str, tool: str, rule: Rule) -> None:
+        made = self._made[call, tool] = self._made[call, tool] + 1
         epoch = _claims(records)
         if epoch != self._claims_before + 1:
             self._world.fail(Rule.CLAIM_FIRST, f"{call} was made under claim {self._claims_before + 1}, durable are {epoch}")
-        if starts(records, call, self._claims_before + 1) < self._made[call]:
-            self._world.fail(rule, f"{call} was made {self._made[call]} times by this worker, more than was written down")
+        if starts(records, call, self._claims_before + 1) < made:
+            self._world.fail(rule, f"{call} was made {made} times by this worker, more than was written down")
 
     def _check_request(self, records: Sequence[StoredRecord], seq: int, messages: Sequence[Message]) -> None:
         try:

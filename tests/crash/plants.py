@@ -1,0 +1,191 @@
+"""The runtime with one bug planted in it, swept in a process of its own: `python -m tests.crash.plants NAME`.
+
+Each plant takes away one guard. What the sweep then says about it is what `test_planted_bugs.py` asks for.
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_runtime import lease, recovery, tool_loop
+from agent_runtime.doubts import Decisions
+from agent_runtime.executor import Ending, Executor, Siblings
+from agent_runtime.ids import CallId
+from agent_runtime.journal.journal import Journal
+from agent_runtime.journal.records import RecordKind, StoredRow
+from agent_runtime.journal.replay import CallLife
+from agent_runtime.journal.states import CallState
+from agent_runtime.messages import ToolCall
+from agent_runtime.recovery import Found
+from agent_runtime.run import Run
+from agent_runtime.testing.crash_sweep import Rule
+from agent_runtime.testing.crash_sweep.__main__ import main
+from agent_runtime.tools import RepeatRule
+
+_LEFT: list[object] = []
+"""Work that a plant no longer waits for: kept, so that it is done at all."""
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A bug, the rules that must be found broken, and a scenario that it shows in."""
+
+    put: Callable[[], None]
+    rules: frozenset[Rule]
+    scenario: str = "three side by side"
+
+
+def _replace(owner: object, name: str, broken: Callable[[Any], object]) -> None:
+    """Put what `broken` makes of it in the place of an attribute, which must be there."""
+    setattr(owner, name, broken(getattr(owner, name)))
+
+
+def _is_not_awaited(original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    async def broken(*args: Any, **options: Any) -> None:
+        _LEFT.append(asyncio.ensure_future(original(*args, **options)))
+
+    return broken
+
+
+def _does_nothing(original: object) -> Callable[..., Awaitable[None]]:
+    async def broken(self: object) -> None:
+        return None
+
+    return broken
+
+
+def _drops(kind: RecordKind, *, of_model: bool) -> Callable[[Any], object]:
+    def break_note(original: Callable[..., None]) -> Callable[..., None]:
+        def broken(self: Journal, noted: RecordKind, call: str = "", attempt: int = 0, body: bytes = b"") -> None:
+            if noted is not kind or call.endswith("/model") is not of_model:
+                original(self, noted, call, attempt, body)
+
+        return broken
+
+    return break_note
+
+
+def barrier_does_not_wait() -> None:
+    _replace(Journal, "barrier", _is_not_awaited)
+
+
+def acts_before_the_barrier() -> None:
+    _replace(Run, "ready_to_act", _does_nothing)
+
+
+def result_before_the_end_is_durable() -> None:
+    _replace(Run, "end", _is_not_awaited)
+
+
+def spend_is_not_recorded() -> None:
+    _replace(Journal, "note", _drops(RecordKind.STARTED, of_model=True))
+
+
+def reply_is_not_recorded() -> None:
+    _replace(Journal, "note", _drops(RecordKind.DONE, of_model=True))
+
+
+def permission_is_not_recorded() -> None:
+    _replace(Journal, "note", _drops(RecordKind.SETTLED, of_model=False))
+
+
+def journal_is_not_replayed() -> None:
+    def broken(self: Run, call: str) -> CallLife | None:
+        return None
+
+    _replace(Run, "life", lambda original: broken)
+
+
+def recorded_result_is_changed() -> None:
+    def break_life(original: Callable[[Run, str], CallLife | None]) -> object:
+        def broken(self: Run, call: str) -> CallLife | None:
+            life = original(self, call)
+            if life is not None and life.state is CallState.DONE and not call.endswith("/model"):
+                life.ended = b'{"result":"another"}'
+            return life
+
+        return broken
+
+    _replace(Run, "life", break_life)
+
+
+def every_tool_may_repeat() -> None:
+    _replace(RepeatRule, "may_repeat", lambda original: property(lambda self: True))
+
+
+def doubts_are_ignored() -> None:
+    async def broken(run: Run, found: Found, decisions: Decisions) -> None:
+        await run.barrier()
+
+    _replace(recovery, "_land", lambda original: broken)
+
+
+def key_is_another_after_a_crash() -> None:
+    def break_key(original: Callable[[Run, str], str]) -> object:
+        return lambda self, call: original(self, call) + "+" * (self.is_recovering and not call.endswith("/model"))
+
+    _replace(Run, "key", break_key)
+
+
+def claim_keeps_the_epoch() -> None:
+    def break_row(original: Callable[..., StoredRow]) -> object:
+        return lambda row, **options: original(row, **options)._replace(epoch=row.epoch)
+
+    _replace(recovery, "claim_row", break_row)
+
+
+def arguments_are_changed() -> None:
+    def break_call(original: Callable[..., Awaitable[Ending]]) -> object:
+        async def broken(
+            self: Executor, run: Run, call: CallId, name: str, args: Mapping[str, object], siblings: Siblings
+        ) -> Ending:
+            return await original(self, run, call, name, {**args, "what": "another"}, siblings)
+
+        return broken
+
+    _replace(Executor, "call", break_call)
+
+
+def results_are_out_of_order() -> None:
+    def break_answer(original: Callable[..., None]) -> object:
+        def broken(self: object, seq: int, calls: Sequence[ToolCall], endings: Sequence[Ending]) -> None:
+            original(self, seq, calls[::-1], endings)
+
+        return broken
+
+    _replace(tool_loop._Loop, "_answer", break_answer)
+
+
+def the_dead_are_thought_alive() -> None:
+    _replace(lease, "is_dead", lambda original: lambda *args, **options: False)
+
+
+PLANTS = {
+    plant.put.__name__: plant
+    for plant in (
+        Plant(barrier_does_not_wait, frozenset({Rule.CLAIM_FIRST, Rule.INTENT_FIRST, Rule.SPEND})),
+        Plant(acts_before_the_barrier, frozenset({Rule.INTENT_FIRST, Rule.REPLY_FIRST, Rule.RESULT_FIRST, Rule.SPEND})),
+        Plant(result_before_the_end_is_durable, frozenset({Rule.END_FIRST})),
+        Plant(spend_is_not_recorded, frozenset({Rule.SPEND})),
+        Plant(reply_is_not_recorded, frozenset({Rule.REPLY_FIRST})),
+        Plant(permission_is_not_recorded, frozenset({Rule.AS_PERMITTED})),
+        Plant(journal_is_not_replayed, frozenset({Rule.ENDED_ONCE, Rule.DECIDED_ONCE})),
+        Plant(recorded_result_is_changed, frozenset({Rule.SAME_STATE})),
+        Plant(every_tool_may_repeat, frozenset({Rule.NAMED_DOUBTS, Rule.AS_PERMITTED})),
+        Plant(doubts_are_ignored, frozenset({Rule.NAMED_DOUBTS, Rule.AS_PERMITTED})),
+        Plant(key_is_another_after_a_crash, frozenset({Rule.ONE_EFFECT})),
+        Plant(claim_keeps_the_epoch, frozenset({Rule.EPOCHS})),
+        Plant(arguments_are_changed, frozenset({Rule.AS_DECIDED})),
+        Plant(results_are_out_of_order, frozenset({Rule.VALID_REQUEST})),
+        Plant(the_dead_are_thought_alive, frozenset({Rule.REACHES_END})),
+    )
+}
+
+
+if __name__ == "__main__":
+    chosen = PLANTS[sys.argv[1]]
+    chosen.put()
+    quick = ["--json", "--store", "memory", "--commits", "grouped", "--depth", "1", "--jobs", "1"]
+    sys.exit(main([*quick, "--scenario", chosen.scenario]))

@@ -1,0 +1,109 @@
+"""A worker may die at any moment, the one that recovers too, and no rule of the runtime is broken.
+
+Here each scenario is swept with one death a run on every store, and two in memory; `make sweep` goes further.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.stores.memory import MemoryCheckpointStore
+from agent_runtime.stores.sqlite import SQLiteCheckpointStore
+from agent_runtime.testing.crash_sweep import SCENARIOS, SHORT_SCENARIOS, Row, Scenario, SweepReport, sweep
+from agent_runtime.testing.crash_sweep.__main__ import main
+from agent_runtime.testing.crash_sweep.matrix import plan
+from agent_runtime.testing.faults import Where
+
+BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *SHORT_SCENARIOS)}
+
+
+@pytest.mark.parametrize("commits", ["grouped", "each"])
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+@pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])
+async def test_a_run_recovers_from_a_death_at_every_moment(name: str, store: str, commits: str, tmp_path: Path) -> None:
+    report = await _sweep(BY_NAME[name], store, commits, tmp_path, depth=1)
+    [row] = report.rows
+    assert report.holds, str(report)
+    assert row.cells == [
+        1,
+        2 * row.moments[Where.AFTER_WRITE] + row.moments[Where.AFTER_ACT] + row.moments[Where.AFTER_ANSWER],
+    ]
+
+
+@pytest.mark.parametrize(("name", "commits"), [("three side by side", "grouped"), ("one doubt", "each"), ("one key", "each")])
+async def test_a_recovery_recovers_from_its_own_death_at_every_moment(name: str, commits: str, tmp_path: Path) -> None:
+    report = await _sweep(BY_NAME[name], "memory", commits, tmp_path, depth=2)
+    assert report.holds, str(report)
+    assert report.rows[0].cells[2] > 100
+
+
+async def test_a_second_recovery_recovers_from_its_own_death_on_a_real_file(tmp_path: Path) -> None:
+    report = await _sweep(BY_NAME["one doubt"], "sqlite", "grouped", tmp_path, depth=2)
+    assert report.holds, str(report)
+
+
+async def test_every_call_without_a_repeat_rule_that_dies_before_its_record_needs_a_decision(tmp_path: Path) -> None:
+    report = await _sweep(BY_NAME["one doubt"], "memory", "each", tmp_path, depth=1)
+    # Its intent is durable, and its ending is not: after the write of the one, at the act, before the write of the other.
+    assert report.rows[0].decisions == 3
+
+
+async def test_a_call_with_a_repeat_rule_never_needs_a_decision(tmp_path: Path) -> None:
+    report = await _sweep(BY_NAME["one key"], "memory", "each", tmp_path, depth=1)
+    assert report.rows[0].decisions == 0
+
+
+async def test_a_sweep_tells_how_far_it_is_after_each_cell(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    async def make_store() -> CheckpointStore:
+        return MemoryCheckpointStore()
+
+    def progress(row: Row) -> None:
+        told.append(sum(row.cells))
+
+    report = await sweep(BY_NAME["one key"], make_store, commits=["grouped"], depth=1, progress=progress)
+    assert told == list(range(1, report.cells + 1))
+
+
+def test_the_whole_sweep_has_both_modes_on_every_store_and_a_third_death() -> None:
+    jobs = plan()
+    assert {(job.store, job.commits) for job in jobs} == {(s, c) for s in ("memory", "sqlite") for c in ("grouped", "each")}
+    assert {job.scenario for job in jobs if job.depth == 3} == {scenario.name for scenario in SHORT_SCENARIOS}
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_the_command_prints_its_table_and_exits_with_zero_when_all_rules_hold(
+    jobs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ["--scenario", "one key", "--store", "memory", "--depth", "1", "--jobs", jobs]
+    assert main(chosen) == 0
+    shown = capsys.readouterr()
+    assert "one key" in shown.out
+    assert " cells, 0 violations" in shown.out
+    assert shown.err == ""
+
+
+def test_the_command_speaks_json_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["--scenario", "one doubt", "--store", "memory", "--commits", "each", "--depth", "1", "--jobs", "1", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert report["violations"] == []
+    assert report["rows"][0]["moments"] == {"before write": 8, "after write": 8, "after act": 1, "after answer": 2}
+
+
+@pytest.mark.parametrize("wrong", [["--store", "tape"], ["--depth", "0"], ["--jobs", "many"], ["--scenario", "none"]])
+def test_the_command_refuses_what_it_does_not_know(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(wrong)
+    assert stopped.value.code == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
+async def _sweep(scenario: Scenario, store: str, commits: str, folder: Path, *, depth: int) -> SweepReport:
+    async def make_store() -> CheckpointStore:
+        return MemoryCheckpointStore() if store == "memory" else SQLiteCheckpointStore(folder / "runs.db")
+
+    return await sweep(scenario, make_store, store_name=store, commits=[commits], depth=depth)
