@@ -9,7 +9,9 @@ python=${PYTHON:-$checkout/.venv/bin/python}
 
 folder=$(mktemp -d "${TMPDIR:-/tmp}/agent-runtime-demo.XXXXXX")
 trap 'rm -rf "$folder"' EXIT
+trap 'exit 129' HUP
 trap 'exit 130' INT
+trap 'exit 141' PIPE
 trap 'exit 143' TERM
 cd "$folder"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from agent_runtime.clock import Clock
+from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.crash import CrashPlan, CrashPoint
 from agent_runtime.errors import KeyConflict
 from agent_runtime.ids import RunId, Step
@@ -29,7 +29,7 @@ RING = KeyRing.of(KEY)
 LONG_SECONDS = 20.0
 """How long anything may take before a test gives up on it."""
 
-Asked: TypeAlias = "tuple[str, dict[str, object]]"
+Asked: TypeAlias = "tuple[str, Mapping[str, object]]"
 """A tool and its arguments, as a script's model asks for them."""
 ScriptStep: TypeAlias = "str | Sequence[Asked] | Callable[[Sequence[Message]], Reply]"
 
@@ -286,12 +286,13 @@ class Place:
         self.kind = kind
         self.path = folder / "runs.db"
         self.is_tampered = False
-        self._memory = MemoryCheckpointStore()
+        self._memory: MemoryCheckpointStore | None = None
         self._opened: list[CheckpointStore] = []
 
     def open(self, clock: Clock | None = None) -> CheckpointStore:
-        """A store object of one's own on what is kept here."""
+        """A store object of one's own on what is kept here; in memory, the first one's clock is everybody's."""
         if self.kind == "memory":
+            self._memory = self._memory or MemoryCheckpointStore(clock=clock or SYSTEM_CLOCK)
             return self._memory.reopen()
         store = SQLiteCheckpointStore(self.path) if clock is None else SQLiteCheckpointStore(self.path, clock=clock)
         self._opened.append(store)
@@ -303,6 +304,16 @@ class Place:
         assert run is not None, f"run {run_id!r} is not there"
         open_run(RING, run, tenant="")
         return run
+
+    async def becomes(self, run_id: str, holds: Callable[[StoredRun], bool]) -> StoredRun:
+        """The run as soon as that holds of what is stored of it."""
+        store = self.open()
+        for _ in range(int(LONG_SECONDS * 1000)):
+            [run] = await store.load_many([RunId(run_id)])
+            if run is not None and holds(run):
+                return run
+            await asyncio.sleep(0.001)
+        raise AssertionError(f"run {run_id!r} never came to that")
 
     async def close(self) -> None:
         """Let go of all stores; every run must verify."""

@@ -6,7 +6,8 @@ Rules of this file:
 * Plain data is None, bool, int, finite float, str, list and dict with text keys, of exactly these types. Anything else is
   refused here, with its path, unless its type is declared.
 * A declared type is written by pydantic, read back and compared, type and value, before it counts as recorded.
-* A lone surrogate, which UTF-8 cannot hold, is written as a JSON escape: it comes back as it was.
+* A lone surrogate, which UTF-8 cannot hold, is written as a JSON escape: it comes back as it was. The two halves of one
+  character side by side would come back as the character: they are refused.
 * Sizes and depths are bounded before anything is parsed.
 """
 
@@ -14,7 +15,10 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from datetime import datetime, time, tzinfo
+from enum import Enum
 from math import isfinite
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -55,9 +59,16 @@ def encode_checked(value: object) -> bytes:
         data = _as_utf8(value).encode()
     except UnicodeEncodeError:
         data = _as_ascii(value).encode()
+        _check_halves(value, data)
     if len(data) > MAX_BYTES:
         raise Unrecordable("$", f"{len(data)} bytes, more than the {MAX_BYTES} that one record may hold")
     return data
+
+
+def _check_halves(value: object, data: bytes) -> None:
+    where = difference(value, decode(data))
+    if where is not None:
+        raise Unrecordable(where, "text that holds the two halves of one character, which would come back as the character")
 
 
 def encode_readable(value: object) -> str:
@@ -131,9 +142,12 @@ class Shape:
 
     def encode(self, value: object) -> bytes:
         """The value as bytes that give it back equal and of the same types; else `Unrecordable`."""
-        if self._adapter is None:
-            return encode(value)
-        return self._encode_declared(value)
+        try:
+            return encode(value) if self._adapter is None else self._encode_declared(value)
+        except Unrecordable:
+            raise
+        except Exception as error:  # the tool has acted: whatever keeps its result from being written, it is that
+            raise Unrecordable("$", f"a {type(value).__name__} that raised {type(error).__name__} on the way") from error
 
     def decode(self, data: bytes) -> Any:
         """The value that `encode` was given."""
@@ -188,30 +202,63 @@ def difference(left: object, right: object, path: str = "$") -> str | None:
     """The path of the first place where two values differ in type or value; None where they are the same."""
     if type(left) is not type(right):
         return path
-    if isinstance(left, dict):
-        assert isinstance(right, dict)
-        return _dict_difference(left, right, path)
-    if isinstance(left, list | tuple):
-        assert isinstance(right, list | tuple)
-        return _first(
-            lambda: path if len(left) != len(right) else None,
-            *(_compare(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(left, right, strict=False))),
-        )
-    fields = getattr(left, "__dict__", None)
-    if fields is not None and left == right:
-        return difference(dict(fields), dict(right.__dict__), path)
-    return None if left == right else path
+    match left:
+        case Enum():
+            return None if left is right else path
+        case dict():
+            assert isinstance(right, dict)
+            return _dict_difference(left, right, path)
+        case list() | tuple() | deque():
+            assert isinstance(right, list | tuple | deque)
+            return _sequence_difference(list(left), list(right), path)
+        case set() | frozenset():
+            assert isinstance(right, set | frozenset)
+            return _set_difference(left, right, path)
+        case datetime() | time():
+            assert isinstance(right, datetime | time)
+            return None if left == right and left.fold == right.fold and _is_fixed(left.tzinfo) else path
+        case _:
+            return _attribute_difference(left, right, path) or (None if left == right else path)
 
 
 def _dict_difference(left: dict[Any, Any], right: dict[Any, Any], path: str) -> str | None:
-    if [(type(key), key) for key in left] != [(type(key), key) for key in right]:
-        return path
-    return _first(*(_compare(left[key], right[key], f"{path}.{key}") for key in left))
+    keys = _sequence_difference(list(left), list(right), path)
+    return path if keys is not None else _first(_compare(left[key], right[key], f"{path}.{key}") for key in left)
+
+
+def _sequence_difference(left: list[Any], right: list[Any], path: str) -> str | None:
+    pairs = enumerate(zip(left, right, strict=False))
+    where = _first(_compare(a, b, f"{path}[{i}]") for i, (a, b) in pairs)
+    return where if where is not None or len(left) == len(right) else path
+
+
+def _set_difference(left: Collection[Any], right: Collection[Any], path: str) -> str | None:
+    """Equal elements may still be of different types, as 1 and True are."""
+    twins = {item: item for item in right}
+    same = len(left) == len(right) and all(item in twins and difference(item, twins[item]) is None for item in left)
+    return None if same else path
+
+
+def _attribute_difference(left: object, right: object, path: str) -> str | None:
+    return _first(
+        _compare(getattr(left, name, None), getattr(right, name, None), f"{path}.{name}") for name in _attributes(left)
+    )
+
+
+def _attributes(value: object) -> Iterable[str]:
+    """The names under which a value keeps what it is made of."""
+    fields = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "model_fields", None)
+    return vars(value) if fields is None and hasattr(value, "__dict__") else fields or ()
+
+
+def _is_fixed(zone: tzinfo | None) -> bool:
+    """Whether a zone is no more than its offset, which is all that is written of it."""
+    return zone is None or zone.utcoffset(None) is not None
 
 
 def _compare(left: object, right: object, path: str) -> Callable[[], str | None]:
     return lambda: difference(left, right, path)
 
 
-def _first(*looks: Callable[[], str | None]) -> str | None:
+def _first(looks: Iterable[Callable[[], str | None]]) -> str | None:
     return next((found for look in looks if (found := look()) is not None), None)

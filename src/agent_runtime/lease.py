@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from agent_runtime import codec
 from agent_runtime.clock import Clock
-from agent_runtime.errors import AgentRuntimeError, Fenced
+from agent_runtime.errors import Fenced
 from agent_runtime.journal.journal import Journal
 from agent_runtime.journal.records import NO_OWNER, StoredRow
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
@@ -193,9 +193,9 @@ class Heartbeat:
         guards = [(journal.run_id, journal.guard) for journal in journals]
         try:
             answers = await store.renew_all([(run_id, guard) for run_id, guard in guards if guard is not None])
-        except AgentRuntimeError:
-            return  # the store is away; the worker stops trusting itself in time
-        for journal, answer in zip(journals, answers, strict=True):
+        except Exception:  # the store is away, or breaks its promise; the worker stops trusting itself in time
+            return
+        for journal, answer in zip(journals, answers, strict=False):
             if answer.kind is AnswerKind.OK:
                 journal.heard(sent_at, answer.posted)
             elif answer.kind is AnswerKind.FENCED:

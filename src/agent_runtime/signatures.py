@@ -101,7 +101,7 @@ def _core_schema(annotation: object) -> dict[str, object]:
 
 def _core_union(parts: Sequence[object]) -> dict[str, object]:
     others = [_core_schema(part) for part in parts if part not in (None, type(None))]
-    inner = others[0] if len(others) == 1 else {"type": "union", "choices": others}
+    inner: dict[str, object] = others[0] if len(others) == 1 else {"type": "union", "choices": others}
     return inner if len(others) == len(parts) else {"type": "nullable", "schema": inner}
 
 

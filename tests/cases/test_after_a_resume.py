@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agent_runtime.crash import CrashPoint
@@ -31,7 +33,7 @@ async def test_recovering_a_run_that_is_done_gives_its_result_and_touches_nothin
 @pytest.mark.parametrize("dies_at", [1, 2, 3])
 async def test_a_limit_of_steps_counts_over_restarts(place: Place, dies_at: int, commits: str) -> None:
     bench, endless = Bench(), Script(*[CALL] * 50)
-    options = {"max_steps": 4, "commits": commits}
+    options: dict[str, Any] = {"max_steps": 4, "commits": commits}
     first = Worker(place).killed_at(CrashPoint.AFTER_DECIDE, dies_at - 1)
     await first.run_and_die(endless, bench.registry, **options)
     asked = endless.asked

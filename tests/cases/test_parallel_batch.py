@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 
@@ -16,6 +17,12 @@ from tests.bench import Asked, Bench, KillPlan, Place, Script, Worker, kill_when
 
 ABC: list[Asked] = [("charge_i", {"amount": 1}), ("charge_i", {"amount": 2}), ("charge_i", {"amount": 3})]
 MODES = ["grouped", "each"]
+
+
+async def doubts_of(place: Place, model: Script, bench: Bench) -> RecoveryNeedsDecision:
+    with pytest.raises(RecoveryNeedsDecision) as needed:
+        await Worker(place).recover(model, bench.registry)
+    return needed.value
 
 
 @pytest.mark.parametrize("commits", MODES)
@@ -36,13 +43,13 @@ async def test_one_call_in_doubt_is_named_alone_and_holds_back_what_never_ran(pl
     model = Script([ABC[0], ("charge", {"amount": 2}), ABC[2]], "done")
     first = Worker(place).killed_at(CrashPoint.AFTER_INTENT, nth=2)
     await first.run_and_die(model, bench.registry, parallel=1, commits=commits)
+    needed = await doubts_of(place, model, bench)
     for _ in range(2):
-        with pytest.raises(RecoveryNeedsDecision) as needed:
-            await Worker(place).recover(model, bench.registry, commits=commits)
-        [(tool, _)], [doubt] = needed.value.calls, needed.value.doubts
+        needed = await doubts_of(place, model, bench)
+        [(tool, _)], [doubt] = needed.calls, needed.doubts
         assert (tool, doubt.call, doubt.key, dict(doubt.args)) == ("charge", "0.1", "run:0.1", {"amount": 2})
         assert (bench.remote.count("charge_i"), bench.remote.count("charge")) == (1, 0)
-    result = await Worker(place).recover(model, bench.registry, rerun_in_doubt=needed.value.doubts, commits=commits)
+    result = await Worker(place).recover(model, bench.registry, rerun_in_doubt=needed.doubts, commits=commits)
     assert results_in(result.messages) == ["effect 1", "effect 2", "effect 3"]
     assert [effect.args["amount"] for effect in bench.remote.effects] == [1, 2, 3]
     assert (bench.entered.total(), model.asked) == (3, 2)
@@ -70,11 +77,11 @@ class Held(KillPlan):
 
 def holding(standing: Sequence[str]) -> Held:
     plan = Held()
-    plan.reached, plan.waiting, plan.held = KillPlan.of(Worker.__new__(Worker)).reached, [s == "waiting" for s in standing], []
+    plan.reached, plan.waiting, plan.held = Counter(), [each == "waiting" for each in standing], []
     return plan
 
 
-async def stand(place: Place, bench: Bench, model: Script, standing: Sequence[str], tool: str) -> None:
+async def stand(place: Place, bench: Bench, model: Script, standing: Sequence[str]) -> None:
     """Let a worker get that far with each of its three calls, and kill it there."""
     worker, inside = Worker(place), 0
 
@@ -90,14 +97,12 @@ async def stand(place: Place, bench: Bench, model: Script, standing: Sequence[st
 
     bench.before, bench.after = before, after
     plan, there = holding(standing), asyncio.Event()
-    work = asyncio.ensure_future(worker.run(model, bench.registry, crash=plan))
+    # Where nothing begins, only the reply's own commit makes it visible.
+    commits = "each" if set(standing) == {"waiting"} else "grouped"
+    work = asyncio.ensure_future(worker.run(model, bench.registry, crash=plan, commits=commits))
     ended = sum(s in ("done", "failed") for s in standing)
     await until(lambda: inside == standing.count("started") and len(plan.held) == standing.count("waiting"))
-    for _ in range(2000):
-        records = (await place.load("run")).records
-        if sum(record.kind == RecordKind.DONE for record in records) == 1 + ended:
-            break
-        await asyncio.sleep(0.001)
+    await place.becomes("run", lambda run: sum(record.kind == RecordKind.DONE for record in run.records) == 1 + ended)
     there.set()
     await kill_when(worker, work, there)
     bench.before, bench.after = Bench().before, Bench().after
@@ -111,14 +116,13 @@ async def test_each_of_three_calls_is_treated_by_its_own_record_alone(
     place: Place, standing: tuple[str, ...], tool: str
 ) -> None:
     bench, model = Bench(), Script([(tool, {"amount": at}) for at in (1, 2, 3)], "done")
-    await stand(place, bench, model, standing, tool)
+    await stand(place, bench, model, standing)
     entered = bench.entered[tool]
     assert entered == 3 - standing.count("waiting")
     in_doubt = [f"0.{at}" for at, s in enumerate(standing) if s == "started"]
     if tool == "charge" and in_doubt:
-        with pytest.raises(RecoveryNeedsDecision) as needed:
-            await Worker(place).recover(model, bench.registry)
-        assert [doubt.call for doubt in needed.value.doubts] == in_doubt
+        needed = await doubts_of(place, model, bench)
+        assert [doubt.call for doubt in needed.doubts] == in_doubt
         assert bench.entered[tool] == entered
     result = await Worker(place).recover(model, bench.registry, rerun_in_doubt=tool == "charge")
     assert bench.entered[tool] == entered + standing.count("waiting") + standing.count("started")

@@ -32,14 +32,14 @@ async def test_a_run_recovers_from_a_death_at_every_moment(name: str, store: str
     ]
 
 
-@pytest.mark.parametrize(("name", "commits"), [("three side by side", "grouped"), ("one doubt", "each"), ("one key", "each")])
+@pytest.mark.parametrize(("name", "commits"), [("three side by side", "grouped"), ("one doubt", "each")])
 async def test_a_recovery_recovers_from_its_own_death_at_every_moment(name: str, commits: str, tmp_path: Path) -> None:
     report = await _sweep(BY_NAME[name], "memory", commits, tmp_path, depth=2)
     assert report.holds, str(report)
     assert report.rows[0].cells[2] > 100
 
 
-async def test_a_second_recovery_recovers_from_its_own_death_on_a_real_file(tmp_path: Path) -> None:
+async def test_a_recovery_recovers_from_its_own_death_on_a_real_file(tmp_path: Path) -> None:
     report = await _sweep(BY_NAME["one doubt"], "sqlite", "grouped", tmp_path, depth=2)
     assert report.holds, str(report)
 

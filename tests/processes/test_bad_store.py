@@ -5,7 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -251,21 +251,34 @@ def test_eight_processes_may_set_up_one_fresh_file_at_once(tmp_path: Path) -> No
 
 
 class Overtaken(sqlite3.Connection):
-    """A connection that loses the race to set its file up: another one has done so before it gets the lock."""
+    """A connection that another one overtakes: that sets the file up just before this one's statement `number`."""
+
+    number = 0
+    statements = 0
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        if sql == "BEGIN IMMEDIATE":
+        self.statements += 1
+        if self.statements == self.number:
             path = super().execute("PRAGMA database_list").fetchone()[2]
-            asyncio.run(make_store(Path(path)))
+            other = sqlite3.connect(path, timeout=0, isolation_level=None)
+            with suppress(sqlite3.OperationalError):  # it was kept out: then it comes too late to overtake
+                set_up(other, path)
+            other.close()
         return super().execute(sql, parameters)
 
 
-def test_whoever_loses_the_race_to_set_a_file_up_finds_it_set_up(tmp_path: Path) -> None:
-    store = tmp_path / "runs.db"
-    db = sqlite3.connect(store, isolation_level=None, factory=Overtaken)
-    set_up(db, str(store))
-    db.close()
-    assert dump(store)["runs"] == []
+def test_a_process_may_be_overtaken_by_another_at_any_statement_of_setting_a_file_up(tmp_path: Path) -> None:
+    number = statements = 0
+    while number <= statements:
+        store = tmp_path / f"{number}.db"
+        db = sqlite3.connect(store, isolation_level=None, factory=Overtaken)
+        db.number = number
+        set_up(db, str(store))
+        statements = max(statements, db.statements)
+        db.close()
+        assert dump(store)["runs"] == []
+        number += 1
+    assert statements > 10
 
 
 def test_two_processes_that_save_while_a_third_reads_for_long_are_never_locked_out(tmp_path: Path) -> None:

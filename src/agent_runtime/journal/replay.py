@@ -11,6 +11,7 @@ Rules of this file:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 
 from agent_runtime.errors import CheckpointStoreCorrupt
@@ -18,26 +19,21 @@ from agent_runtime.journal.records import RecordKind, StoredRecord
 from agent_runtime.journal.states import IN_DOUBT, MOVES, SETTLEMENT_MOVES, CallMove, CallState, Settlement, after
 
 
+@dataclass(slots=True)
 class CallLife:
-    """What the journal says of one call. Bodies are those of the records, as sealed.
+    """What the journal says of one call. Bodies are those of the records, as sealed."""
 
-    `asked` is the body of the latest `started`, and `epoch` its epoch; `ended` is the body of the ending: of `done`, or of
-    the `settled` that closed the call. `unrecordable` counts the results that could not be stored.
-    """
-
-    __slots__ = ("asked", "attempts", "call", "ended", "epoch", "state", "unrecordable")
-
-    def __init__(self, call: str, state: CallState = CallState.NEW) -> None:
-        self.call = call
-        self.state = state
-        self.attempts = 0
-        self.asked = b""
-        self.ended = b""
-        self.unrecordable = 0
-        self.epoch = 0
-
-    def __repr__(self) -> str:
-        return f"CallLife({self.call!r}, {self.state.value}, attempts={self.attempts})"
+    call: str
+    state: CallState = CallState.NEW
+    attempts: int = 0
+    asked: bytes = b""
+    """The body of the latest `started`."""
+    ended: bytes = b""
+    """The body of the ending: of `done`, or of the `settled` that closed the call."""
+    unrecordable: int = 0
+    """How many attempts ended in a result that could not be stored."""
+    epoch: int = 0
+    """The epoch of the latest `started`."""
 
 
 class Move(Enum):
@@ -53,17 +49,15 @@ class Move(Enum):
     """Nobody knows, and nothing says that it may run again."""
 
 
+@dataclass(slots=True)
 class History:
     """A run's records, read once: the run's own by kind, and the life of each call by its place."""
 
-    __slots__ = ("claimed", "ended", "last_checkpoint", "lives", "opened")
-
-    def __init__(self) -> None:
-        self.opened: StoredRecord | None = None
-        self.claimed: StoredRecord | None = None
-        self.ended: StoredRecord | None = None
-        self.last_checkpoint: StoredRecord | None = None
-        self.lives: dict[str, CallLife] = {}
+    opened: StoredRecord | None = None
+    claimed: StoredRecord | None = None
+    ended: StoredRecord | None = None
+    last_checkpoint: StoredRecord | None = None
+    lives: dict[str, CallLife] = field(default_factory=dict)
 
     def in_doubt(self) -> list[CallLife]:
         """The calls whose outcome nobody knows, in the order of their first record."""

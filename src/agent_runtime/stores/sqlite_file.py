@@ -45,7 +45,10 @@ def make_private(path: str) -> None:
 def set_up(db: sqlite3.Connection, path: str) -> None:
     """Make the tables in an empty file; refuse a file that is not ours; set and read back what durability needs."""
     db.execute("PRAGMA foreign_keys = OFF")
-    if not _is_set_up(db, path):
+    db.execute("BEGIN")  # what tells our file from another's is read at one moment: somebody may be setting it up just now
+    is_set_up = _is_set_up(db, path)
+    db.execute("COMMIT")
+    if not is_set_up:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("BEGIN IMMEDIATE")
         if not _is_set_up(db, path):
