@@ -1,7 +1,6 @@
 """The two remotes as processes: starting, stopping, being killed, and sharing one state file."""
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
