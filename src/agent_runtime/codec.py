@@ -71,6 +71,15 @@ def _check_halves(value: object, data: bytes) -> None:
         raise Unrecordable(where, "text that holds the two halves of one character, which would come back as the character")
 
 
+def readable(value: Any) -> Any:
+    """Plain data without lone surrogates, which no request can hold: each is shown as U+FFFD. Others come back as given."""
+    if type(value) is str:
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if type(value) is dict:
+        return {readable(key): readable(item) for key, item in value.items()}
+    return [readable(item) for item in value] if type(value) is list else value
+
+
 def encode_readable(value: object) -> str:
     """Plain data as the text that `encode` would write if UTF-8 could hold every character."""
     return _as_utf8(value)

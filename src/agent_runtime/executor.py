@@ -351,7 +351,7 @@ def read_ending(body: bytes, tool: Tool | None) -> Ending:
         data = body[len(_RESULT) : -1]
         if tool is None or tool.result.is_plain:
             value = codec.decode(data)
-            return Ending(value, text=_without_surrogates(value) if type(value) is str else _text(data))
+            return Ending(value, text=codec.readable(value) if type(value) is str else _text(data))
         return Ending(tool.result.decode(data), text=_text(data))
     error = codec.decode(body)["error"]
     return Ending(None, error["type"], error["message"], f"error: {error['type']}: {error['message']}")
@@ -363,12 +363,8 @@ def _text(data: bytes) -> str:
     A lone surrogate, which no request can hold, is shown as U+FFFD; the recorded result keeps it.
     """
     if not data.startswith(b'"'):
-        return data.decode() if b"\\ud" not in data else _without_surrogates(codec.encode_readable(codec.decode(data)))
-    return _without_surrogates(codec.decode(data))
-
-
-def _without_surrogates(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return data.decode() if b"\\ud" not in data else codec.encode_readable(codec.readable(codec.decode(data)))
+    return str(codec.readable(codec.decode(data)))
 
 
 def _error_body(error: BaseException) -> bytes:

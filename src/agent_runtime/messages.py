@@ -94,9 +94,12 @@ def read_messages(given: str | Sequence[Message | Mapping[str, object]]) -> list
     """The messages that a loop starts with: text from the user, `Message`s, or chat-style dicts."""
     if isinstance(given, str):
         return [Message("user", given)]
+    if not isinstance(given, Sequence):
+        raise InvalidSetting(f"the messages of a loop are text or a list, found {type(given).__name__}; pass messages='…'")
     if not given:
         raise InvalidSetting("a loop starts with at least one message, found none; pass messages='…'")
-    messages = [item if isinstance(item, Message) else _from_dict(item, at) for at, item in enumerate(given)]
+    plain: list[Any] = [_to_plain(item) if isinstance(item, Message) else item for item in given]
+    messages = decode_messages(plain)
     check_history(messages)
     return messages
 
@@ -120,8 +123,8 @@ def check_history(messages: Sequence[Message]) -> None:
 
 
 def encode_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """Messages as plain data."""
-    return [_to_plain(message) for message in messages]
+    """Messages as plain data, in which a lone surrogate, which no request can hold, has become U+FFFD."""
+    return [codec.readable(_to_plain(message)) for message in messages]
 
 
 def decode_messages(plain: Sequence[Mapping[str, object]]) -> list[Message]:
@@ -133,14 +136,35 @@ def encode_reply(reply: Reply) -> bytes:
     """A reply as it is recorded; refuses one that cannot be, or that no history can hold."""
     if not isinstance(reply, Reply):
         raise InvalidSetting(f"a model gives a Reply, found {type(reply).__name__}; return Reply(text=…, tool_calls=[…])")
+    if type(reply.text) is not str:
+        raise InvalidSetting(f"the text of a reply is text, found {type(reply.text).__name__}; where there is none it is ''")
     plain: dict[str, object] = {"text": reply.text}
     if reply.tool_calls:
-        plain["tool_calls"] = calls = [_plain_call(call) for call in reply.tool_calls]
+        plain["tool_calls"] = calls = [_plain_call(call) for call in _checked_calls(reply.tool_calls)]
         if len(calls) > 1:
             _check_ids([call["id"] for call in calls])
     if reply.usage:
-        plain["usage"] = dict(reply.usage)
-    return codec.encode(plain)
+        plain["usage"] = _plain_usage(reply.usage)
+    try:
+        data = codec.encode(plain)
+    except Unrecordable:
+        if (shown := codec.readable(plain)) == plain:
+            raise
+        return codec.encode(shown)
+    # What is decided is what the next request can hold: a lone surrogate has become U+FFFD.
+    return data if b"\\ud" not in data else codec.encode(codec.readable(plain))
+
+
+def _checked_calls(calls: object) -> Sequence[object]:
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise InvalidSetting(f"the tool calls of a reply are a list of ToolCall, found {type(calls).__name__}")
+    return calls
+
+
+def _plain_usage(usage: object) -> dict[str, object]:
+    if not isinstance(usage, Mapping) or any(type(amount) is not int for amount in usage.values()):
+        raise InvalidSetting(f"the usage of a reply is whole numbers by name, found {usage!r}; leave out what is not")
+    return dict(usage)
 
 
 def _check_ids(ids: Sequence[object]) -> None:
@@ -162,7 +186,7 @@ def reply_message(reply: Reply) -> Message:
 
 def _plain_call(call: object) -> dict[str, object]:
     if isinstance(call, ToolCall) and type(call.id) is str and type(call.name) is str and isinstance(call.args, Mapping):
-        return {"id": call.id, "name": call.name, "args": dict(call.args)}
+        return {"id": codec.readable(call.id), "name": call.name, "args": dict(call.args)}
     raise InvalidSetting(f"a tool call is a ToolCall with a text id, a text name and a mapping of arguments, found {call!r}")
 
 
@@ -188,17 +212,21 @@ def _from_dict(given: Any, at: int) -> Message:
         raise InvalidSetting(f"message {at} has role {role!r}, expected one of {list(_ROLES)}")
     if not isinstance(content, str):
         raise InvalidSetting(f"message {at} has content of type {type(content).__name__}, expected text")
-    calls = tuple(_call_from(call, at) for call in given.get("tool_calls") or ())
-    return Message(role, content, calls, given.get("tool_call_id"), given.get("name"))
+    asked, names = given.get("tool_calls") or (), (given.get("tool_call_id"), given.get("name"))
+    if not isinstance(asked, list | tuple) or not all(name is None or isinstance(name, str) for name in names):
+        raise InvalidSetting(f"message {at} has tool_calls that are no list, or a tool_call_id or name that is no text")
+    calls = tuple(_call_from(call, at) for call in asked)
+    return Message(role, content, calls, *names)
 
 
 def _call_from(given: ToolCall | Mapping[str, Any], at: int) -> ToolCall:
-    if isinstance(given, ToolCall):
-        return given
     try:
-        call = ToolCall(given["id"], given["name"], given.get("args", {}))
+        call = given if isinstance(given, ToolCall) else ToolCall(given["id"], given["name"], given.get("args", {}))
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidSetting(f"a tool call of message {at} needs id, name and args: {error!r}") from error
+    parts = zip((call.id, call.name, call.args), (str, str, Mapping), strict=True)
+    if not all(isinstance(part, kind) for part, kind in parts):
+        raise InvalidSetting(f"a tool call of message {at} has a text id, a text name and a mapping of args, found {call!r}")
     try:
         codec.check_plain(dict(call.args))
     except Unrecordable as error:

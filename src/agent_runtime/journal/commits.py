@@ -170,13 +170,15 @@ class GroupCommit:
     async def _settle(self, member: Member, append: Append, sent_at: float) -> None:
         """Find out what became of an append whose answer was lost, and send it again where it did not land."""
         pause = 0.0
+        trouble: Exception | None = None
         while member.may_settle(self._clock.monotonic()):
             if pause:
                 await self._pause(member, pause)
             pause = min(max(2 * pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
             try:
                 answer = await self._look_and_send(append)
-            except Exception:  # the store is still away, or breaks its promise again: look once more
+            except Exception as error:  # the store is still away, or breaks its promise again: look once more
+                trouble = error
                 continue
             except BaseException as signal:
                 member.failed(signal)
@@ -184,12 +186,7 @@ class GroupCommit:
             if answer.kind is not AnswerKind.UNKNOWN:
                 member.landed(answer, sent_at)
                 return
-        member.failed(
-            StoreUnavailable(
-                f"run {append.row.run_id!r}: the store did not say whether a write landed, until the lease was about to "
-                "end. Nothing further was started; recover the run once the store answers."
-            )
-        )
+        member.failed(_gave_up(append, trouble))
 
     async def _look_and_send(self, append: Append) -> Answer:
         store = self._used_store()
@@ -251,6 +248,16 @@ def judge(row: StoredRow | None, append: Append) -> Landing:
         return Landing.ABSENT if same_beat else Landing.ANOTHERS
     mine = (row.epoch, row.owner) == (wished.epoch, wished.owner)
     return Landing.FORKED if mine else Landing.ANOTHERS
+
+
+def _gave_up(append: Append, trouble: Exception | None) -> StoreUnavailable:
+    last = "" if trouble is None else f" It last said {type(trouble).__name__}: {trouble}."
+    error = StoreUnavailable(
+        f"run {append.row.run_id!r}: the store did not say whether a write landed, until the lease was about to end.{last} "
+        "Nothing further was started; recover the run once the store answers."
+    )
+    error.__cause__ = trouble
+    return error
 
 
 def _check_answer(answer: object) -> None:

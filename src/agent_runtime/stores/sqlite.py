@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -24,7 +24,6 @@ from agent_runtime.errors import (
 )
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import (
-    RecordKind,
     RunStatus,
     StoredCheckpoint,
     StoredMessage,
@@ -34,6 +33,7 @@ from agent_runtime.journal.records import (
 )
 from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
+from agent_runtime.stores.sqlite_batch import Batch
 from agent_runtime.stores.sqlite_file import SQL, Busy, make_private, set_up, translated
 
 T = TypeVar("T")
@@ -216,80 +216,45 @@ class SQLiteCheckpointStore(BatchStore):
 
     def _append_all(self, db: sqlite3.Connection, appends: Sequence[Append]) -> list[Answer]:
         uptime, now = self._uptime(), milliseconds(self._clock.now())
-        together = [(i, key) for i, append in enumerate(appends) if (key := self._runs_on(append)) is not None]
-        answers: list[Answer | None] = [None] * len(appends)
-        if len(together) > 1 and len({key for _, key in together}) == len(together):
-            for (i, _), answer in zip(together, self._append_together(db, appends, together, uptime, now), strict=False):
-                answers[i] = answer
-        return [
-            self._append_one(db, append, uptime, now) if answer is None else answer
-            for append, answer in zip(appends, answers, strict=True)
-        ]
-
-    def _runs_on(self, append: Append) -> int | None:
-        """The key of a run that this append lets run on as it is: status, epoch, owner and state stay. None for others."""
-        row, guard = append.row, append.guard
-        if guard is None or append.checkpoint is not None or row.status != _RUNNING:
-            return None
-        if row.epoch != guard.epoch or row.owner != guard.owner:
-            return None
-        return self._keys.get(row.run_id)
+        answers = self._append_together(db, appends, uptime, now)
+        return answers or [self._append_one(db, append, uptime, now) for append in appends]
 
     def _append_together(
-        self, db: sqlite3.Connection, appends: Sequence[Append], together: Sequence[tuple[int, int]], uptime: int, now: int
-    ) -> list[Answer]:
-        """The appends of many runs in two statements; no answers, and nothing written, where one needs a closer look."""
-        updates, records = [], []
-        for i, key in together:
-            row, guard, own, _, seen = appends[i]
-            assert guard is not None
-            updates.append(
-                (row.step, row.number, row.head, row.attempts, row.seal, seen, now, row.wake_at, uptime, now,
-                 key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.step)
-            )  # fmt: skip
-            records.extend([(key, *record) for record in own])
+        self, db: sqlite3.Connection, appends: Sequence[Append], uptime: int, now: int
+    ) -> list[Answer] | None:
+        """All appends in a statement a kind; None, and nothing written, where one of them needs a closer look."""
+        batch = Batch(uptime, now, expects_running=True)
+        for append in appends:
+            key = self._free_key(db, batch) if append.guard is None else self._key(db, append.row.run_id)
+            if key is None or not batch.take(key, append):
+                return None
+        if len(appends) == 1:
+            return self._posted_answers(db, batch.keys) if batch.write(db) else None
         db.execute("SAVEPOINT together")
-        if db.executemany(SQL["append"], updates).rowcount != len(updates):
+        if not batch.write(db):
             db.execute("ROLLBACK TO together")
-            return []
-        db.executemany(SQL["insert_record"], records)
-        return self._posted_answers(db, [key for _, key in together])
+            return None
+        return self._posted_answers(db, batch.keys)
 
-    def _posted_answers(self, db: sqlite3.Connection, keys: Sequence[int]) -> list[Answer]:
+    def _free_key(self, db: sqlite3.Connection, batch: Batch) -> int:
+        """A key that no run has: the write transaction keeps others from taking it."""
+        if batch.newest_key is None:
+            batch.newest_key = db.execute(SQL["newest_key"]).fetchone()[0]
+        batch.newest_key += 1
+        return batch.newest_key
+
+    def _posted_answers(self, db: sqlite3.Connection, keys: Collection[int]) -> list[Answer]:
         if db.execute(SQL["newest_message"]).fetchone()[0] is None:
             return [_OK] * len(keys)
         return [self._ok(db, key) for key in keys]
 
     def _append_one(self, db: sqlite3.Connection, append: Append, uptime: int, now: int) -> Answer:
-        row, guard = append.row, append.guard
-        key = self._key(db, row.run_id)
-        if guard is None:
-            written = None if key is not None else self._open_run(db, row, uptime, now)
-            if written is None:
-                return self._why_refused(db, append, key)
-            key = written
-        elif key is None or not self._update_row(db, key, append, guard, uptime, now):
-            return self._why_refused(db, append, key)
-        db.executemany(SQL["insert_record"], [(key, *record) for record in append.records])
-        if append.checkpoint is not None:
-            db.execute(SQL["keep_checkpoint"], (key, *append.checkpoint))
-        return self._ok(db, key)
-
-    def _open_run(self, db: sqlite3.Connection, row: StoredRow, uptime: int, now: int) -> int | None:
-        sealed = [int(value) if isinstance(value, int) else value for value in row[:16]]
-        found = db.execute(SQL["open_run"], (*sealed, uptime, now, now)).fetchone()
-        return None if found is None else self._remember(row.run_id, found[0])
-
-    def _update_row(self, db: sqlite3.Connection, key: int, append: Append, guard: Guard, uptime: int, now: int) -> bool:
-        row = append.row
-        if all(record.kind == RecordKind.SETTLED for record in append.records):
-            same = (row.epoch, row.owner) == (guard.epoch, guard.owner)
-            settled = (row.number, row.head, row.seal, now, key, *guard[:4], row.step, int(row.status))
-            if same and db.execute(SQL["append_settled"], settled).rowcount == 1:
-                return True
-        turn = (row.format, row.key_id, int(row.status), row.epoch, row.lease_ms)
-        changes = _append_values(key, row, guard, append.seen, uptime, now)
-        return db.execute(SQL["append_any"], (*turn, *changes, guard.heartbeat_at)).rowcount == 1
+        batch = Batch(uptime, now, expects_running=False)
+        known = self._key(db, append.row.run_id)
+        key = known if append.guard is not None else None if known is not None else self._free_key(db, batch)
+        if key is None or not (batch.take(key, append) and batch.write(db)):
+            return self._why_refused(db, append, known)
+        return self._posted_answers(db, batch.keys)[0]
 
     def _why_refused(self, db: sqlite3.Connection, append: Append, key: int | None) -> Answer:
         """OK where the row already is what the append writes, else whether the run is another's or has moved."""
@@ -444,11 +409,3 @@ class SQLiteCheckpointStore(BatchStore):
         self._keys.clear()
         if db is not None:
             db.close()
-
-
-def _append_values(key: int, row: StoredRow, guard: Guard, seen: int, uptime: int, now: int) -> tuple[object, ...]:
-    """The parameters of `append_any` after the first five, but for the last."""
-    return (
-        row.step, row.owner, row.number, row.head, row.attempts, row.seal, seen, now, row.wake_at, uptime, now,
-        key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.step,
-    )  # fmt: skip

@@ -66,27 +66,31 @@ CREATE TABLE inbox (
 -- find_key: the dense key of a run
 SELECT key FROM runs WHERE run_id = ?;
 
--- open_run: the row of a new run; no row comes back where the id is, or was, in use
-INSERT INTO runs (run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+-- newest_key: the highest key in use
+SELECT coalesce(max(key), 0) FROM runs;
+
+-- open_run: the row of a new run; none is written where the id is, or was, in use
+INSERT INTO runs (key, run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
                   lease_ms, wake_at, heartbeat_at, created_at, updated_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (run_id) DO NOTHING RETURNING key;
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (run_id) DO NOTHING;
 
 -- append: the guarded update of a run that runs on under its owner
 UPDATE runs SET step = ?, number = ?, head = ?, attempts = ?, seal = ?, wake_at = CASE WHEN posted > ? THEN ? ELSE ? END,
                 heartbeat_at = ?, updated_at = ?
 WHERE key = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND status = 1 AND step BETWEEN ? - 1 AND ?;
 
--- append_any: the guarded update that may change status, epoch and key as well
-UPDATE runs SET format = ?, key_id = ?, status = ?, epoch = ?, lease_ms = ?,
-                step = ?, owner = ?, number = ?, head = ?, attempts = ?, seal = ?, wake_at = CASE WHEN posted > ? THEN ? ELSE ? END,
+-- append_any: the guarded update that may change status, epoch, owner and key as well
+UPDATE runs SET format = ?, key_id = ?, status = ?, epoch = ?, lease_ms = ?, owner = ?,
+                step = ?, number = ?, head = ?, attempts = ?, seal = ?, wake_at = CASE WHEN posted > ? THEN ? ELSE ? END,
                 heartbeat_at = ?, updated_at = ?
 WHERE key = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND status < 8 AND step BETWEEN ? - 1 AND ?
   AND heartbeat_at = coalesce(?, heartbeat_at);
 
 -- append_settled: the guarded update of a final run, which keeps its status, step, epoch and owner
 UPDATE runs SET number = ?, head = ?, seal = ?, updated_at = ?
-WHERE key = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND step = ? AND status = ? AND status BETWEEN 8 AND 10;
+WHERE key = ? AND epoch = ? AND owner = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND step = ?
+  AND status = ? AND status BETWEEN 8 AND 10;
 
 -- insert_record: one record of the journal
 INSERT INTO journal (key, number, epoch, kind, call, attempt, body, seal) VALUES (?, ?, ?, ?, ?, ?, ?, ?);

@@ -1,0 +1,98 @@
+"""The appends of one SQLite transaction, sorted by statement: each statement runs once, over all runs that need it.
+
+`executemany` over many rows costs a fraction of as many single statements. A row that its guard does not let through shows
+in the count of changed rows; then nothing of the batch may stand, and each append is looked at by itself.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+from agent_runtime.journal.records import RecordKind, RunStatus
+from agent_runtime.journal.store import Append, Guard
+from agent_runtime.stores.sqlite_file import SQL
+
+_RUNNING, _FIRST_FINAL = int(RunStatus.RUNNING), int(RunStatus.DONE)
+
+Row = tuple[object, ...]
+
+
+class Batch:
+    """Appends to different runs, on their way into one transaction."""
+
+    __slots__ = (
+        "_checkpoints",
+        "_expects_running",
+        "_now",
+        "_opens",
+        "_records",
+        "_runs_on",
+        "_settled",
+        "_turns",
+        "_uptime",
+        "keys",
+        "newest_key",
+    )
+
+    def __init__(self, uptime: int, now: int, *, expects_running: bool) -> None:
+        """`expects_running`: take a run that shall be running to be so already, which is quicker where it is true."""
+        self._expects_running = expects_running
+        self._uptime = uptime
+        self._now = now
+        self._opens: list[Row] = []
+        self._runs_on: list[Row] = []
+        self._turns: list[Row] = []
+        self._settled: list[Row] = []
+        self._records: list[Row] = []
+        self._checkpoints: list[Row] = []
+        self.keys: dict[int, None] = {}
+        """The keys of the runs, in the order of their appends."""
+        self.newest_key: int | None = None
+        """The highest key in use, once somebody asked for it."""
+
+    def take(self, key: int, append: Append) -> bool:
+        """Add an append; false where its run is in the batch already."""
+        if key in self.keys:
+            return False
+        self.keys[key] = None
+        row, guard, records, checkpoint, _ = append
+        if guard is None:
+            self._opens.append((key, *row[:6], int(row.status), *row[7:16], self._uptime, self._now, self._now))
+        elif self._expects_running and row.status == _RUNNING and row.epoch == guard.epoch and row.owner == guard.owner:
+            self._runs_on.append(self._changes(key, append, guard))
+        elif row.status >= _FIRST_FINAL and all(record.kind == RecordKind.SETTLED for record in records):
+            self._settled.append(
+                (row.number, row.head, row.seal, self._now, key, row.epoch, row.owner, *guard[:4], row.step, int(row.status))
+            )
+        else:
+            turn = (row.format, row.key_id, int(row.status), row.epoch, row.lease_ms, row.owner)
+            self._turns.append((*turn, *self._changes(key, append, guard), guard.heartbeat_at))
+        for record in records:
+            self._records.append((key, *record))
+        if checkpoint is not None:
+            self._checkpoints.append((key, *checkpoint))
+        return True
+
+    def write(self, db: sqlite3.Connection) -> bool:
+        """Write all of it; false where a guard did not hold. Then rows of others may have been written: roll back."""
+        for statement, rows in self._row_statements():
+            if rows and db.executemany(SQL[statement], rows).rowcount != len(rows):
+                return False
+        db.executemany(SQL["insert_record"], self._records)
+        if self._checkpoints:
+            db.executemany(SQL["keep_checkpoint"], self._checkpoints)
+        return True
+
+    def _row_statements(self) -> Iterator[tuple[str, list[Row]]]:
+        yield "append", self._runs_on
+        yield "open_run", self._opens
+        yield "append_any", self._turns
+        yield "append_settled", self._settled
+
+    def _changes(self, key: int, append: Append, guard: Guard) -> Row:
+        row = append.row
+        return (
+            row.step, row.number, row.head, row.attempts, row.seal, append.seen, self._now, row.wake_at, self._uptime,
+            self._now, key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.step,
+        )  # fmt: skip
