@@ -191,7 +191,9 @@ def test_values_become_what_the_signature_says() -> None:
 
 
 def test_constraints_are_checked_and_shown() -> None:
-    def act(amount: Annotated[int, Field(ge=1, le=9, description="how many")], code: Annotated[str, Field(pattern="^a+$")] = "a") -> None: ...
+    def act(
+        amount: Annotated[int, Field(ge=1, le=9, description="how many")], code: Annotated[str, Field(pattern="^a+$")] = "a"
+    ) -> None: ...
 
     tool = tool_of(act)
     assert checked(tool, amount=9) == {"amount": 9, "code": "a"}
@@ -211,7 +213,9 @@ NAMES = ["self", "cls", "model_", "model_config", "model_fields", "copy", "json"
 async def test_an_argument_may_have_any_name(place: Place, name: str, annotation: str) -> None:
     for is_async in (False, True):
         space: dict[str, Any] = {"Size": Size}
-        text = f"{'async ' if is_async else ''}def act({name}: {annotation}, other: str = 'x') -> str: return str({name}) + other"
+        text = (
+            f"{'async ' if is_async else ''}def act({name}: {annotation}, other: str = 'x') -> str: return str({name}) + other"
+        )
         exec(text, space)  # a function with any name
         registry = ToolRegistry()
         registry.tool(space["act"])
@@ -339,7 +343,9 @@ def no_json_result() -> threading.Thread: ...  # type: ignore[empty-body]  # nev
 def fine() -> None: ...
 
 
-@pytest.mark.parametrize("function", [with_star, with_stars, positional, unknown_type, no_json, no_json_result, 5, "name", None, object()])
+@pytest.mark.parametrize(
+    "function", [with_star, with_stars, positional, unknown_type, no_json, no_json_result, 5, "name", None, object()]
+)
 def test_what_cannot_be_called_from_json_is_refused_when_it_is_registered(function: Any) -> None:
     registry = ToolRegistry()
     with pytest.raises(ToolDefinitionError):

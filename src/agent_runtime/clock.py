@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol
 
 
@@ -30,13 +31,14 @@ def _since_boot() -> Callable[[], float]:
     boottime = getattr(time, "CLOCK_BOOTTIME", None)  # Linux; it counts a suspended host's time too
     if boottime is None:
         return time.monotonic
-    return lambda: time.clock_gettime(boottime)
+    return partial(time.clock_gettime, boottime)
 
 
 class SystemClock:
     """This machine's clock."""
 
-    monotonic = staticmethod(_since_boot())
+    def __init__(self) -> None:
+        self.monotonic = _since_boot()
 
     def now(self) -> datetime:
         return datetime.now(UTC)

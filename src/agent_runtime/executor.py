@@ -25,6 +25,7 @@ from agent_runtime.errors import (
     Unrecordable,
 )
 from agent_runtime.ids import CallId, seq_of
+from agent_runtime.journal.journal import Commits
 from agent_runtime.journal.records import RecordKind
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import CallState
@@ -112,23 +113,22 @@ class Executor:
             if life is not None and life.state is not CallState.NEW:
                 raise CallInDoubt(_doubt(run, life, name, f"its tool no longer takes it: {error}"), error) from error
             body = _error_body(error)
-            await confirm(run, call, 0, body, siblings, {"call": call, "tool": name, "attempt": 0, "error": _named(error)})
+            told = {"call": call, "tool": name, "attempt": 0, "error": _named(error)}
+            if note_ending(run, call, 0, body, siblings, told):
+                await run.barrier()
             return read_ending(body, None)
         return await _Attempts(run, call, tool, recorded_args, life, siblings).make(arguments)
 
 
-async def confirm(
+def note_ending(
     run: Run, call: CallId, attempt: int, body: bytes, siblings: Siblings, told: Mapping[str, object] | None
-) -> None:
-    """Note a call's ending; written by itself while a sibling is still on its way, else with the next barrier."""
+) -> bool:
+    """Note a call's ending; whether it is to be written by itself: while a sibling is still on its way."""
     run.note(RecordKind.DONE, call, attempt, body)
     if told is not None and run.has_sinks:
         run.announce_when_committed("call.done", told)
     siblings.running -= 1
-    if siblings.running > 0:
-        await run.barrier()
-    else:
-        await run.barrier_if_each()
+    return siblings.running > 0 or run.journal.mode is Commits.EACH
 
 
 class _Attempts:
@@ -183,13 +183,15 @@ class _Attempts:
         run = self.run
         self.attempt += 1
         self.tries_left -= 1
-        await run.reach(CrashPoint.BEFORE_INTENT, self.seq)
+        if run.is_armed:
+            await run.reach(CrashPoint.BEFORE_INTENT, self.seq)
         self.started_ms = run.now_ms()
         run.note(RecordKind.STARTED, self.call, self.attempt, b"%b%d}" % (self.asked, self.started_ms))
         await run.ready_to_act()
         if run.has_sinks:
             run.announce("call.started", self._data())
-        await run.reach(CrashPoint.AFTER_INTENT, self.seq)
+        if run.is_armed:
+            await run.reach(CrashPoint.AFTER_INTENT, self.seq)
 
     async def _act(self, arguments: dict[str, Any]) -> Outcome:
         self.began = self.run.backing.clock.monotonic()
@@ -198,7 +200,8 @@ class _Attempts:
             outcome = await act(self.run, self.tool, arguments)
         finally:
             CALL_KEY.reset(token)
-        await self.run.reach(CrashPoint.AFTER_CALL, self.seq)
+        if self.run.is_armed:
+            await self.run.reach(CrashPoint.AFTER_CALL, self.seq)
         return outcome
 
     async def _settle(self, outcome: Outcome) -> Ending | None:
@@ -251,8 +254,10 @@ class _Attempts:
         if self.run.has_sinks:
             seconds = self.run.backing.clock.monotonic() - self.began
             data = {**self._data(), "duration": seconds, told_as: told}
-        await confirm(self.run, self.call, self.attempt, body, self.siblings, data)
-        await self.run.reach(CrashPoint.AFTER_CONFIRM, self.seq)
+        if note_ending(self.run, self.call, self.attempt, body, self.siblings, data):
+            await self.run.barrier()
+        if self.run.is_armed:
+            await self.run.reach(CrashPoint.AFTER_CONFIRM, self.seq)
 
     async def _pause(self) -> None:
         tried = self.tool.attempts - self.tries_left

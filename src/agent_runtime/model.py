@@ -32,8 +32,8 @@ def as_model(given: Model | ModelFunction | str) -> ModelFunction:
     if reply is not None and inspect.iscoroutinefunction(reply):
         function: ModelFunction = reply
         return function
-    if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(vars(type(given)).get("__call__")):
-        return given  # type: ignore[return-value]  # an async callable, as just asked
+    if inspect.iscoroutinefunction(given) or (callable(given) and inspect.iscoroutinefunction(type(given).__call__)):
+        return given
     raise InvalidSetting(
         f"a model has `async def reply(messages, tools) -> Reply`, or is such a function, found {type(given).__name__}"
     )

@@ -108,6 +108,7 @@ class Run:
         "context",
         "has_sinks",
         "input",
+        "is_armed",
         "is_recovering",
         "journal",
         "lives",
@@ -128,6 +129,7 @@ class Run:
         self.journal = journal
         self.note = journal.note
         self.has_sinks = bool(backing.sinks)
+        self.is_armed = backing.plan is not UNARMED  # a plan of another kind has points of its own
         self.context = RunContext(**opened["context"])
         self.input = opened["input"]
         self.lives = lives
@@ -177,9 +179,8 @@ class Run:
             await self._ask_whether_still_owner()
 
     async def reach(self, point: CrashPoint, seq: int) -> None:
-        """A crash point: dies or stalls here if it is armed."""
-        if self.backing.plan is not UNARMED:
-            await self.backing.plan.reach(point, seq, recovering=self.is_recovering, clock=self.backing.clock)
+        """A crash point: dies or stalls here if it is armed. Asked only where `is_armed`, since it stands on every path."""
+        await self.backing.plan.reach(point, seq, recovering=self.is_recovering, clock=self.backing.clock)
 
     def announce(self, name: str, data: Mapping[str, object]) -> None:
         """Tell the sinks now."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from agent_runtime import codec
@@ -114,8 +115,9 @@ def _plain_schema(parameters: Sequence[inspect.Parameter], hints: Mapping[str, A
 
 
 def _json_property(parameter: inspect.Parameter, annotation: object) -> dict[str, object]:
-    schema = _json_schema(annotation)
-    return schema if parameter.default is _NO_DEFAULT else {**schema, "default": parameter.default}
+    schema, default = _json_schema(annotation), parameter.default
+    is_shown = default is not _NO_DEFAULT and not (isinstance(default, float) and not isfinite(default))
+    return {**schema, "default": default} if is_shown else schema
 
 
 def _json_schema(annotation: object) -> dict[str, object]:
@@ -142,11 +144,17 @@ def _declared_check(
     """A pydantic model of the arguments, whose fields have names of ours: an argument may be called as no field may."""
     from pydantic import ConfigDict, Field, ValidationError, create_model
     from pydantic.errors import PydanticUserError
+    from pydantic.fields import FieldInfo
 
     fields: dict[str, Any] = {}
     names: list[tuple[str, str]] = []
     for at, parameter in enumerate(parameters):
         required = parameter.default is _NO_DEFAULT
+        if isinstance(parameter.default, FieldInfo):
+            raise ToolDefinitionError(
+                f"parameter {parameter.name!r} of tool {name!r} has a Field for its default, which no caller but pydantic "
+                "understands; write Annotated[type, Field(…)] = default"
+            )
         default = Field(alias=parameter.name) if required else Field(default=parameter.default, alias=parameter.name)
         fields[f"arg_{at}"] = (hints.get(parameter.name, Any), default)
         names.append((f"arg_{at}", parameter.name))

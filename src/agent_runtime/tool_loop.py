@@ -244,7 +244,8 @@ class _Loop:
         asked = b'{"messages":%d}' % len(self.history)
         for tries_left in range(MODEL_TRIES - 1, -1, -1):
             attempt += 1
-            await run.reach(CrashPoint.BEFORE_DECIDE, seq)
+            if run.is_armed:
+                await run.reach(CrashPoint.BEFORE_DECIDE, seq)
             run.note(RecordKind.STARTED, call, attempt, asked)
             run.model_requests += 1
             await run.ready_to_act()
@@ -255,7 +256,8 @@ class _Loop:
                     raise
                 await run.backing.clock.sleep(MODEL_PAUSE_SECONDS * 2.0 ** (MODEL_TRIES - 1 - tries_left))
                 continue
-            await run.reach(CrashPoint.AFTER_DECIDE_BEFORE_JOURNAL, seq)
+            if run.is_armed:
+                await run.reach(CrashPoint.AFTER_DECIDE_BEFORE_JOURNAL, seq)
             return await self._pin(seq, call, attempt, body)
         raise AssertionError("the last try returns or raises")
 
@@ -276,7 +278,8 @@ class _Loop:
         if run.has_sinks:
             run.announce_when_committed("decision.made", self._decision(seq, reply))
         await run.barrier_if_each()
-        await run.reach(CrashPoint.AFTER_DECIDE, seq)
+        if run.is_armed:
+            await run.reach(CrashPoint.AFTER_DECIDE, seq)
         return reply
 
     # Acting.

@@ -114,7 +114,7 @@ class ToolRegistry:
                     answers=_answers(answers),
                     timeout_seconds=_positive("timeout", timeout),
                     attempts=_count("attempts", attempts),
-                    pause_seconds=pause,
+                    pause_seconds=_pause(pause),
                 )
             )
             return function
@@ -175,8 +175,14 @@ def _answers(declared: object) -> tuple[type[Exception], ...]:
 
 
 def _positive(option: str, value: float | None) -> float | None:
-    if value is not None and not value > 0:
+    if value is not None and not (type(value) in (int, float) and value > 0):
         raise ToolDefinitionError(f"{option}= is a number of seconds above 0, found {value!r}")
+    return value
+
+
+def _pause(value: float) -> float:
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise ToolDefinitionError(f"pause= is a number of seconds from 0, found {value!r}")
     return value
 
 
@@ -221,7 +227,9 @@ def _define(
 
 def is_async_callable(function: object) -> bool:
     """Whether calling it gives something to await: an async function, or an object with an async `__call__`."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(vars(type(function)).get("__call__"))
+    return callable(function) and (
+        inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    )
 
 
 def _result_shape(name: str, hints: Mapping[str, Any]) -> codec.Shape:
