@@ -19,6 +19,7 @@ from agent_runtime.journal.records import StoredCheckpoint, StoredMessage, Store
 from agent_runtime.journal.seal import KeyRing, open_run
 from agent_runtime.journal.store import Answer, Append, CheckpointStore, Guard
 from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
+from agent_runtime.model import Model, ModelFunction
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.tool_loop import LoopResult, recover_tool_loop, run_tool_loop
@@ -31,6 +32,7 @@ LONG_SECONDS = 20.0
 
 Asked: TypeAlias = "tuple[str, Mapping[str, object]]"
 """A tool and its arguments, as a script's model asks for them."""
+AnyModel: TypeAlias = "Model | ModelFunction"
 ScriptStep: TypeAlias = "str | Sequence[Asked] | Callable[[Sequence[Message]], Reply]"
 
 
@@ -371,21 +373,21 @@ class Worker(Delegate):
         self.plan = KillPlan.of(self, point, seq, nth)
         return self
 
-    async def run(self, model: Script, registry: ToolRegistry, run_id: str = "run", **options: Any) -> LoopResult:
+    async def run(self, model: AnyModel, registry: ToolRegistry, run_id: str = "run", **options: Any) -> LoopResult:
         """Start a run on this worker."""
         given = {"checkpoints": self, "checkpoint_key": KEY, "crash": self.plan, **options}
         return await run_tool_loop(model, registry, given.pop("messages", "go"), run_id=run_id, **given)
 
-    async def recover(self, model: Script, registry: ToolRegistry, run_id: str = "run", **options: Any) -> LoopResult:
+    async def recover(self, model: AnyModel, registry: ToolRegistry, run_id: str = "run", **options: Any) -> LoopResult:
         """Pick a run up on this worker."""
         given = {"checkpoints": self, "checkpoint_key": KEY, "crash": self.plan, **options}
         return await recover_tool_loop(model, registry, run_id, **given)
 
-    async def run_and_die(self, model: Script, registry: ToolRegistry, run_id: str = "run", **options: Any) -> None:
+    async def run_and_die(self, model: AnyModel, registry: ToolRegistry, run_id: str = "run", **options: Any) -> None:
         """Start a run that this worker's death cuts short."""
         await expect_death(self.run(model, registry, run_id, **options))
 
-    async def recover_and_die(self, model: Script, registry: ToolRegistry, run_id: str = "run", **options: Any) -> None:
+    async def recover_and_die(self, model: AnyModel, registry: ToolRegistry, run_id: str = "run", **options: Any) -> None:
         """Pick a run up, and die on it."""
         await expect_death(self.recover(model, registry, run_id, **options))
 

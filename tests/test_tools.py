@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from agent_runtime.errors import InvalidArguments, ToolDefinitionError, UnknownTool
-from agent_runtime.tools import RepeatRule, Tool, ToolRegistry, ToolSpec, idempotency_key
+from agent_runtime.messages import ToolSpec
+from agent_runtime.tools import RepeatRule, Tool, ToolRegistry, idempotency_key
 from tests.bench import Place, Script, Worker, results_in
 
 
@@ -86,15 +87,19 @@ def test_a_bare_decorator_works_gives_the_function_back_and_keeps_the_order() ->
 
     assert [spec.name for spec in registry.specs] == ["one", "two", "three.b-c_d"]
     assert len(registry) == 3
-    assert one() is None  # type: ignore[func-returns-value]  # it is the function still
+    assert one.__name__ == "one"
     assert (registry.get("one").is_async, registry.get("two").is_async) == (False, True)
 
 
 @pytest.mark.parametrize(
     "annotation",
-    [int, str, bool, float, None, Any, object, list, dict, list[int], dict[str, Any], int | None, Optional[str],  # noqa: UP045  # the older form
-     Union[int, str], Literal["a", 1], list[dict[str, int | None]], Size, Guest, list[Guest], Range, Decimal, tuple[int, str],
-     set[str], dict[int, str], Annotated[int, Field(ge=1, description="how many")]],  # noqa: UP007  # the older form
+    [
+        int, str, bool, float, None, Any, object, list, dict, list[int], dict[str, Any], int | None, int | str,
+        Optional[str],  # noqa: UP045  # the older form, which people still write
+        Union[int, str],  # noqa: UP007  # the older form
+        Literal["a", 1], list[dict[str, int | None]], Size, Guest, list[Guest], Range, Decimal, tuple[int, str],
+        set[str], dict[int, str], Annotated[int, Field(ge=1, description="how many")],
+    ],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("default", ["none", "given"])
@@ -197,15 +202,18 @@ def test_constraints_are_checked_and_shown() -> None:
 
     tool = tool_of(act)
     assert checked(tool, amount=9) == {"amount": 9, "code": "a"}
-    for wrong in ({"amount": 0}, {"amount": 10}, {"amount": 1, "code": "b"}):
+    wrongs: list[dict[str, object]] = [{"amount": 0}, {"amount": 10}, {"amount": 1, "code": "b"}]
+    for wrong in wrongs:
         with pytest.raises(InvalidArguments):
             checked(tool, **wrong)
     assert "how many" in json.dumps(tool.spec.parameters)
 
 
-NAMES = ["self", "cls", "model_", "model_config", "model_fields", "copy", "json", "dict", "schema", "validate", "construct", "alias",
-         "args", "kwargs", "func", "function", "name", "_private", "__dunder__", "arg_0", "arg_1", "type", "properties", "ünicode",
-         "root", "context", "run", "key", "fields"]  # fmt: skip
+NAMES = [
+    "self", "cls", "model_", "model_config", "model_fields", "copy", "json", "dict", "schema", "validate", "construct",
+    "alias", "args", "kwargs", "func", "function", "name", "_private", "__dunder__", "arg_0", "arg_1", "type", "properties",
+    "ünicode", "root", "context", "run", "key", "fields",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -228,8 +236,11 @@ async def test_an_argument_may_have_any_name(place: Place, name: str, annotation
 
 @pytest.mark.parametrize(
     "annotation",
-    [int, float, bool, str, None, Any, list, dict, list[int], list[Any], dict[str, float], int | None, int | str, float | bool | None,
-     Literal["a", 1, True], list[dict[str, int | None]], dict[str, list[str]], Union[str, int, None]],  # noqa: UP007  # the older form
+    [
+        int, float, bool, str, None, Any, list, dict, list[int], list[Any], dict[str, float], int | None, int | str,
+        float | bool | None, Literal["a", 1, True], list[dict[str, int | None]], dict[str, list[str]],
+        Union[str, int, None],  # noqa: UP007  # the older form
+    ],
     ids=str,
 )  # fmt: skip
 @given(
@@ -373,10 +384,14 @@ def test_two_tools_of_one_name_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"timeout": 0}, {"timeout": -1}, {"timeout": float("nan")}, {"timeout": "5"}, {"timeout": True}, {"attempts": 0}, {"attempts": -1},
-     {"attempts": 1.5}, {"attempts": True}, {"attempts": "3"}, {"pause": -1}, {"pause": float("nan")}, {"pause": "1"},
-     {"answers": 5}, {"answers": "ValueError"}, {"answers": (ValueError, "x")}, {"answers": BaseException}, {"answers": [ValueError]},
-     {"answers": ValueError("x")}, {"answers": (KeyboardInterrupt,)}, {"idempotent": True, "pure": True}],
+    [
+        {"timeout": 0}, {"timeout": -1}, {"timeout": float("nan")}, {"timeout": "5"}, {"timeout": True},
+        {"attempts": 0}, {"attempts": -1}, {"attempts": 1.5}, {"attempts": True}, {"attempts": "3"},
+        {"pause": -1}, {"pause": float("nan")}, {"pause": float("inf")}, {"pause": "1"},
+        {"answers": 5}, {"answers": "ValueError"}, {"answers": (ValueError, "x")}, {"answers": BaseException},
+        {"answers": [ValueError]}, {"answers": ValueError("x")}, {"answers": (KeyboardInterrupt,)},
+        {"idempotent": True, "pure": True},
+    ],
     ids=str,
 )  # fmt: skip
 def test_an_option_that_cannot_be_is_refused_when_the_tool_is_registered(options: dict[str, Any]) -> None:
@@ -449,7 +464,7 @@ async def test_a_tool_in_a_thread_a_task_and_a_model_see_the_key_of_their_own_ca
         return await script.reply(messages, tools)
 
     script = Script([("in_thread", {}), ("in_task", {})], "done")
-    await Worker(place).run(model, registry)  # type: ignore[arg-type]  # a model function
+    await Worker(place).run(model, registry)
     assert seen == {
         "thread": "run:0.0", "task": "run:0.1", "to_thread": "run:0.1", "model 1": "run:0/model", "model 4": "run:1/model",
     }  # fmt: skip

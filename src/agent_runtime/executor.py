@@ -187,7 +187,7 @@ class _Attempts:
             await run.reach(CrashPoint.BEFORE_INTENT, self.seq)
         self.started_ms = run.now_ms()
         run.note(RecordKind.STARTED, self.call, self.attempt, b"%b%d}" % (self.asked, self.started_ms))
-        await run.ready_to_act()
+        await run.ready_to_act(is_alone=self.siblings.running == 1)
         if run.has_sinks:
             run.announce("call.started", self._data())
         if run.is_armed:

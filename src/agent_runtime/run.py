@@ -170,9 +170,9 @@ class Run:
         if self.journal.mode is Commits.EACH:
             await self.barrier()
 
-    async def ready_to_act(self) -> None:
+    async def ready_to_act(self, *, is_alone: bool) -> None:
         """Everything noted is committed, and this worker may still believe that the run is its own: the door to every act."""
-        await self.journal.barrier()
+        await self.journal.barrier(is_alone=is_alone)
         if self._pending_events:
             self._announce_pending()
         if self._now() >= self.journal.trusted_until:
@@ -223,6 +223,7 @@ class Run:
 
     def let_go(self) -> None:
         """Nothing more is written: stop the heartbeat, and be no living owner once no thread works for the run."""
+        self.journal.leave()
         running = [job for job in self._jobs if job.running]
         if not running:
             self._forget_owner()

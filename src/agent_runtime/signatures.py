@@ -116,8 +116,12 @@ def _plain_schema(parameters: Sequence[inspect.Parameter], hints: Mapping[str, A
 
 def _json_property(parameter: inspect.Parameter, annotation: object) -> dict[str, object]:
     schema, default = _json_schema(annotation), parameter.default
-    is_shown = default is not _NO_DEFAULT and not (isinstance(default, float) and not isfinite(default))
-    return {**schema, "default": default} if is_shown else schema
+    return schema if default is _NO_DEFAULT or _is_endless(default) else {**schema, "default": default}
+
+
+def _is_endless(default: object) -> bool:
+    """Whether a default is a number that JSON does not have."""
+    return isinstance(default, float) and not isfinite(default)
 
 
 def _json_schema(annotation: object) -> dict[str, object]:
@@ -163,6 +167,9 @@ def _declared_check(
         schema = model.model_json_schema(by_alias=True)
     except PydanticUserError as error:
         raise ToolDefinitionError(f"the parameters of tool {name!r} cannot come from JSON: {error}") from error
+    for parameter in parameters:
+        if _is_endless(parameter.default):
+            schema["properties"][parameter.name].pop("default", None)
     validate = model.__pydantic_validator__.validate_json
 
     def check(args: bytes) -> dict[str, Any]:

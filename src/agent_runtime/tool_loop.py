@@ -248,7 +248,7 @@ class _Loop:
                 await run.reach(CrashPoint.BEFORE_DECIDE, seq)
             run.note(RecordKind.STARTED, call, attempt, asked)
             run.model_requests += 1
-            await run.ready_to_act()
+            await run.ready_to_act(is_alone=True)
             try:
                 body = encode_reply(await self._ask(call))
             except (Exception, asyncio.CancelledError) as error:  # the answer is lost, not the decision: none was recorded

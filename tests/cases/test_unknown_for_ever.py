@@ -47,6 +47,7 @@ class DeadlyPause(SystemClock):
     """The worker dies in its nth pause."""
 
     def __init__(self, worker: Worker, nth: int) -> None:
+        super().__init__()
         self.worker, self.left = worker, nth
 
     async def sleep(self, seconds: float) -> None:

@@ -185,8 +185,12 @@ async def test_work_that_is_looked_up_by_a_number_is_still_found_after_a_crash(p
 async def test_a_type_that_moved_to_another_module_still_reads_what_was_written(place: Place) -> None:
     remote = Remote()
     model = Script([("charge", {})], "done")
-    await Worker(place).killed_at(CrashPoint.BEFORE_DECIDE, 1).run_and_die(
-        model, tool_giving(Booking, Booking(seats=[Seat(row=1, kind=Kind.RED)], price=Decimal(1)), remote), commits="each"
+    await (
+        Worker(place)
+        .killed_at(CrashPoint.BEFORE_DECIDE, 1)
+        .run_and_die(
+            model, tool_giving(Booking, Booking(seats=[Seat(row=1, kind=Kind.RED)], price=Decimal(1)), remote), commits="each"
+        )
     )
     moved = type("Booking", (Booking,), {"__module__": "elsewhere"})
     result = await Worker(place).recover(model, tool_giving(moved, None, remote))

@@ -50,7 +50,7 @@ def _is_not_awaited(original: Callable[..., Awaitable[None]]) -> Callable[..., A
 
 
 def _does_nothing(original: object) -> Callable[..., Awaitable[None]]:
-    async def broken(self: object) -> None:
+    async def broken(self: object, **options: object) -> None:
         return None
 
     return broken

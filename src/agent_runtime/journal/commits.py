@@ -27,6 +27,8 @@ from agent_runtime.journal.records import StoredRow
 from agent_runtime.journal.store import Answer, AnswerKind, Append, AtOnce, CheckpointStore
 
 MAX_BATCH = 256
+SMALL_BATCH = 16
+MOST_IN_A_ROW = 8
 DEFINITE_TRIES = 4
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
@@ -58,6 +60,9 @@ class GroupCommit:
         self._goes_at_once = _goes_at_once(store)
         self._waiting: list[Member] = []
         self._is_due = False
+        self._in_a_row = 0
+        self.runs = 0
+        """How many runs are open here: each one says so when it comes and when it goes."""
         self._carrier: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -68,13 +73,30 @@ class GroupCommit:
             self._is_due = True
             self._loop.call_soon(self._flush)
 
+    def carry_now(self, member: Member) -> bool:
+        """Carry the append of the only run there is, within this very call; false where it has to wait its turn.
+
+        After a few in a row it has to, so that the loop gets to its other work.
+        """
+        if self.runs != 1 or self._waiting or self._carrier is not None or not self._goes_at_once:
+            return False
+        self._in_a_row += 1
+        if self._in_a_row > MOST_IN_A_ROW:
+            return False
+        return self._go_at_once(member)
+
     def _flush(self) -> None:
         """The end of the turn: a lone append goes at once if the store can, everything else with a carrier."""
         self._is_due = False
+        self._in_a_row = 0
         if len(self._waiting) > 1 or not self._goes_at_once:
             self._carrier = self._loop.create_task(self._carry())
             return
         [member], self._waiting = self._waiting, []
+        self._go_at_once(member)
+
+    def _go_at_once(self, member: Member) -> bool:
+        """Whether the append has its definite answer already; where not, a task sees to it."""
         append, sent_at = member.take(), self._clock.monotonic()
         try:
             answer = cast(AtOnce, self._used_store()).commit_at_once(append)
@@ -82,7 +104,7 @@ class GroupCommit:
                 _check_answer(answer)
         except (StoreUnavailable, StoreRefused) as error:
             self._spawn(self._send_one(member, append, error, 1))
-            return
+            return False
         except Exception:  # as in `_send`: unknown
             answer = Answer(AnswerKind.UNKNOWN)
         except BaseException as signal:
@@ -90,15 +112,20 @@ class GroupCommit:
             raise
         if answer is None:
             self._spawn(self._send([member], [append]))
-        elif answer.kind is AnswerKind.UNKNOWN:
+            return False
+        if answer.kind is AnswerKind.UNKNOWN:
             self._spawn(self._settle(member, append, sent_at))
-        else:
-            member.landed(answer, sent_at)
+            return False
+        member.landed(answer, sent_at)
+        return True
 
     async def _carry(self) -> None:
         try:
+            sent = 0
             while self._waiting:
-                members, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+                size = batch_size(len(self._waiting), sent)
+                members, self._waiting = self._waiting[:size], self._waiting[size:]
+                sent = len(members)
                 await self._send(members, [member.take() for member in members])
         finally:
             self._carrier = None
@@ -223,6 +250,15 @@ def _goes_at_once(store: CheckpointStore) -> bool:
 
 
 _VERBS = ("commit", "commit_at_once")
+
+
+def batch_size(waiting: int, just_sent: int) -> int:
+    """How many of those who wait go now: about half of all who are at work, so that one half works while the other waits.
+
+    Who was just sent is taken to be at work again. A few go all together: a batch costs a disk write, whatever its size.
+    """
+    half = (waiting + just_sent + 1) // 2
+    return min(waiting, max(half, SMALL_BATCH), MAX_BATCH)
 
 
 class Landing(Enum):

@@ -123,6 +123,7 @@ class Journal:
     ) -> None:
         """The journal from `row` on, which is as the writer wants it; `guard` is what the store has now."""
         self._commits = commits
+        commits.runs += 1
         self._sealer = sealer
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -201,16 +202,27 @@ class Journal:
         """The next commit frees the run: it has no owner from then on."""
         self._released = True
 
-    async def barrier(self) -> None:
-        """Wait until everything noted so far is committed. Raises `Fenced`, or what else keeps it from being so."""
+    async def barrier(self, *, is_alone: bool = False) -> None:
+        """Wait until everything noted so far is committed. Raises `Fenced`, or what else keeps it from being so.
+
+        `is_alone`: no other task of this run is about to note something that this commit could carry too.
+        """
         if self._failure is not None or getpid() != self._pid:
             raise self._why_stopped()
         if not self._buffer and self._flying is None:
+            return
+        if is_alone and self._flying is None and not self._enrolled and self._commits.carry_now(self):
+            if self._failure is not None:
+                raise self._failure
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((self.number, waiter))
         self._enroll()
         await waiter
+
+    def leave(self) -> None:
+        """Nothing more is written through this journal."""
+        self._commits.runs -= 1
 
     def fail(self, error: BaseException) -> None:
         """Stop this journal: every waiter and every later call gets the error."""

@@ -33,8 +33,8 @@ from agent_runtime.journal.records import (
 )
 from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
-from agent_runtime.stores.sqlite_batch import Batch
-from agent_runtime.stores.sqlite_file import SQL, Busy, make_private, set_up, translated
+from agent_runtime.stores.sqlite_batch import Batch, changes, runs_on
+from agent_runtime.stores.sqlite_file import SQL, Busy, make_private, set_up, translate, translated
 
 T = TypeVar("T")
 
@@ -44,7 +44,8 @@ SETUP_PAUSE_SECONDS = 0.05
 MOST_KEYS = 50_000
 
 _RUNNING = int(RunStatus.RUNNING)
-_OK, _FENCED, _MOVED = Answer(AnswerKind.OK), Answer(AnswerKind.FENCED), Answer(AnswerKind.MOVED)
+_APPEND_TELLING = SQL["append"] + " RETURNING posted"
+_OK, _FENCED = Answer(AnswerKind.OK), Answer(AnswerKind.FENCED)
 
 
 class SQLiteCheckpointStore(BatchStore):
@@ -63,7 +64,7 @@ class SQLiteCheckpointStore(BatchStore):
         self._offload = offload
         self._inline = inline
         self._serial = offload.serial("agent-runtime-sqlite")
-        self._in_thread = 0
+        self._in_thread: set[object] = set()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._keys: dict[RunId, int] = {}
@@ -80,7 +81,7 @@ class SQLiteCheckpointStore(BatchStore):
             check_append(append)
         if not appends:
             return []
-        answers = await self._write(lambda db: self._append_all(db, appends), inline=len(appends) == 1)
+        answers = await self._write(lambda db: self._append_all(db, appends), is_short=len(appends) == 1)
         return [Answer(AnswerKind.UNKNOWN)] * len(appends) if answers is None else answers
 
     def commit_at_once(self, append: Append) -> Answer | None:
@@ -88,10 +89,10 @@ class SQLiteCheckpointStore(BatchStore):
             return None
         check_append(append)
         try:
-            answers = self._transact(lambda db: self._append_all(db, [append]))
+            answer = self._begin(lambda db: self._append_lone(db, append))
         except Busy:
             return None
-        return Answer(AnswerKind.UNKNOWN) if answers is None else answers[0]
+        return answer if self._end() else Answer(AnswerKind.UNKNOWN)
 
     async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
         return await self._answer(lambda db: self._renew(db, run_id, guard, seen, wake_at))
@@ -154,20 +155,35 @@ class SQLiteCheckpointStore(BatchStore):
         answer = await self._write(work)
         return Answer(AnswerKind.UNKNOWN) if answer is None else answer
 
-    async def _write(self, work: Callable[[sqlite3.Connection], T], *, inline: bool = True) -> T | None:
-        """What the work gave once it is durable; None where nobody knows. Raises where nothing was written."""
+    async def _write(self, work: Callable[[sqlite3.Connection], T], *, is_short: bool = True) -> T | None:
+        """What the work gave once it is durable; None where nobody knows. Raises where nothing was written.
+
+        A short one is carried out here. Of a longer one only the wait for the disk goes to the thread: the statements
+        between are quicker here than handed to and fro.
+        """
         if self._writer is None:
             await self._open()
-        if inline and self._inline and not self._in_thread:
-            try:
-                return self._transact(work)
-            except Busy:
-                pass
-        self._in_thread += 1
+        if not self._inline or self._in_thread:
+            return await self._on_thread(lambda: self._transact_patiently(work))
         try:
-            return await self._serial.run(lambda: self._transact_patiently(work))
-        finally:
-            self._in_thread -= 1
+            result = self._begin(work)
+        except Busy:
+            return await self._on_thread(lambda: self._transact_patiently(work))
+        landed = self._end() if is_short else await self._on_thread(self._end)
+        return result if landed else None
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        """Have the writer thread do it. It counts as busy until it has, even if nobody waits for it any more."""
+        token = object()
+        self._in_thread.add(token)
+
+        def perform() -> T:
+            try:
+                return work()
+            finally:
+                self._in_thread.discard(token)
+
+        return await self._serial.run(perform)
 
     def _transact_patiently(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
         try:
@@ -188,26 +204,37 @@ class SQLiteCheckpointStore(BatchStore):
                 db.execute("PRAGMA busy_timeout = 0")
 
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        result = self._begin(work)
+        return result if self._end() else None
+
+    def _begin(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do the work in a transaction that is still open afterwards; where it raises, nothing is left of it."""
         db = self._connected()
-        with translated(self.path):
-            db.execute("BEGIN IMMEDIATE")
         try:
-            with translated(self.path):
-                result = work(db)
+            db.execute("BEGIN IMMEDIATE")
+            return work(db)
+        except sqlite3.Error as error:
+            self._roll_back(db)
+            raise translate(error, self.path) from error
         except BaseException:
             self._roll_back(db)
             raise
+
+    def _end(self) -> bool:
+        """Commit. False where nobody knows whether it landed: the next read tells."""
+        db = self._writer
+        assert db is not None, "a transaction is open"
         try:
             db.execute("COMMIT")
         except sqlite3.Error:
-            self._drop_writer()  # whether it landed, the next read tells
-            return None
-        return result
+            self._drop_writer()
+            return False
+        return True
 
     def _roll_back(self, db: sqlite3.Connection) -> None:
-        self._keys.clear()  # a key given inside the transaction is no run's any more
         try:
             if db.in_transaction:
+                self._keys.clear()  # a key given inside the transaction is no run's any more
                 db.execute("ROLLBACK")
         except sqlite3.Error:
             self._drop_writer()
@@ -218,6 +245,17 @@ class SQLiteCheckpointStore(BatchStore):
         uptime, now = self._uptime(), milliseconds(self._clock.now())
         answers = self._append_together(db, appends, uptime, now)
         return answers or [self._append_one(db, append, uptime, now) for append in appends]
+
+    def _append_lone(self, db: sqlite3.Connection, append: Append) -> Answer:
+        """One append, most often of a run that just runs on; its row tells `posted` in the same statement."""
+        uptime, now = self._uptime(), milliseconds(self._clock.now())
+        key = self._keys.get(append.row.run_id)
+        if key is not None and append.guard is not None and runs_on(append.row, append.guard) and append.checkpoint is None:
+            found = db.execute(_APPEND_TELLING, changes(key, append, append.guard, uptime, now)).fetchall()
+            if found:
+                db.executemany(SQL["insert_record"], [(key, *record) for record in append.records])
+                return Answer(AnswerKind.OK, found[0][0])
+        return self._append_all(db, [append])[0]
 
     def _append_together(
         self, db: sqlite3.Connection, appends: Sequence[Append], uptime: int, now: int

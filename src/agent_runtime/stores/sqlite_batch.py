@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-from agent_runtime.journal.records import RecordKind, RunStatus
+from agent_runtime.journal.records import RecordKind, RunStatus, StoredRow
 from agent_runtime.journal.store import Append, Guard
 from agent_runtime.stores.sqlite_file import SQL
 
@@ -59,15 +59,15 @@ class Batch:
         row, guard, records, checkpoint, _ = append
         if guard is None:
             self._opens.append((key, *row[:6], int(row.status), *row[7:16], self._uptime, self._now, self._now))
-        elif self._expects_running and row.status == _RUNNING and row.epoch == guard.epoch and row.owner == guard.owner:
-            self._runs_on.append(self._changes(key, append, guard))
+        elif self._expects_running and runs_on(row, guard):
+            self._runs_on.append(changes(key, append, guard, self._uptime, self._now))
         elif row.status >= _FIRST_FINAL and all(record.kind == RecordKind.SETTLED for record in records):
             self._settled.append(
                 (row.number, row.head, row.seal, self._now, key, row.epoch, row.owner, *guard[:4], row.step, int(row.status))
             )
         else:
             turn = (row.format, row.key_id, int(row.status), row.epoch, row.lease_ms, row.owner)
-            self._turns.append((*turn, *self._changes(key, append, guard), guard.heartbeat_at))
+            self._turns.append((*turn, *changes(key, append, guard, self._uptime, self._now), guard.heartbeat_at))
         for record in records:
             self._records.append((key, *record))
         if checkpoint is not None:
@@ -90,9 +90,16 @@ class Batch:
         yield "append_any", self._turns
         yield "append_settled", self._settled
 
-    def _changes(self, key: int, append: Append, guard: Guard) -> Row:
-        row = append.row
-        return (
-            row.step, row.number, row.head, row.attempts, row.seal, append.seen, self._now, row.wake_at, self._uptime,
-            self._now, key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.step,
-        )  # fmt: skip
+
+def runs_on(row: StoredRow, guard: Guard) -> bool:
+    """Whether the row leaves status, epoch and owner as they are in a run that is running: the common append."""
+    return row.status == _RUNNING and row.epoch == guard.epoch and row.owner == guard.owner
+
+
+def changes(key: int, append: Append, guard: Guard, uptime: int, now: int) -> Row:
+    """The parameters of `append`, which `append_any` has too."""
+    row = append.row
+    return (
+        row.step, row.number, row.head, row.attempts, row.seal, append.seen, now, row.wake_at, uptime, now,
+        key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.step,
+    )  # fmt: skip

@@ -95,10 +95,10 @@ def translated(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _translate(error, path) from error
+        raise translate(error, path) from error
 
 
-def _translate(error: sqlite3.Error, path: str) -> AgentRuntimeError | Busy:
+def translate(error: sqlite3.Error, path: str) -> AgentRuntimeError | Busy:
     code = getattr(error, "sqlite_errorcode", None)
     match None if code is None else code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:

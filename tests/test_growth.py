@@ -1,0 +1,168 @@
+"""A step costs the same at 10 and at 1,000: commits, reads, statements, rows and bytes, counted."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent_runtime.ids import RunId
+from agent_runtime.messages import Message, Reply, ToolCall
+from agent_runtime.stores.memory import MemoryCheckpointStore
+from agent_runtime.stores.sqlite import SQLiteCheckpointStore
+from agent_runtime.tool_loop import recover_tool_loop, run_tool_loop
+from agent_runtime.tools import ToolRegistry
+from tests.bench import KEY, Asked, Bench, Counting, Place, Script, Worker
+
+KILOBYTE = "x" * 1000
+
+
+def registry_giving(result: str) -> ToolRegistry:
+    registry = ToolRegistry()
+
+    @registry.tool(idempotent=True)
+    async def act(at: int) -> str:
+        return result
+
+    return registry
+
+
+class Turns:
+    """A model that asks for one call a turn, and does nothing that grows with the conversation."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+        self.asked = 0
+
+    async def reply(self, messages: Sequence[Message], tools: object) -> Reply:
+        self.asked += 1
+        at = self.asked - 1
+        return Reply("done") if at == self.turns else Reply("", [ToolCall("a", "act", {"at": at % 10})])
+
+
+async def run_turns(store: Counting | SQLiteCheckpointStore, turns: int, result: str, run_id: str = "run") -> None:
+    await run_tool_loop(
+        Turns(turns), registry_giving(result), "go", run_id=run_id, checkpoints=store, checkpoint_key=KEY, max_steps=10_000
+    )
+
+
+async def stored_bytes(folder: Path, turns: int) -> int:
+    """What a run of so many turns takes in its file, with a kilobyte more in each turn."""
+    path = folder / f"{turns}.db"
+    store = SQLiteCheckpointStore(path)
+    await run_turns(store, turns, KILOBYTE)
+    await store.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        db.execute("VACUUM")
+        size: int = db.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
+        return size
+
+
+async def test_doubling_the_turns_at_most_doubles_what_is_stored_and_a_little(tmp_path: Path) -> None:
+    sizes = {turns: await stored_bytes(tmp_path, turns) for turns in (50, 100, 200)}
+    assert sizes[100] <= 2.5 * sizes[50]
+    assert sizes[200] <= 2.5 * sizes[100]
+    assert sizes[200] - sizes[100] <= 100 * (1000 + 1000), "a turn costs its kilobyte and less than another"
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+async def test_a_step_is_two_commits_and_one_that_waits_for_siblings_is_one_more_for_each(place: Place, at_once: int) -> None:
+    step: list[Asked] = [("charge_i", {"amount": at}) for at in range(at_once)]
+
+    async def commits(steps: int, run_id: str) -> int:
+        counting, worker = Counting(place.open()), Worker(place)
+        worker.inner = counting
+        await worker.run(Script(*[step] * steps, "done"), Bench().registry, run_id)
+        assert set(counting.verbs) == {"commit"}, "a run that goes well reads nothing"
+        return counting.verbs["commit"]
+
+    few, many = await commits(3, "few"), await commits(13, "many")
+    assert 2 * 10 <= many - few <= (1 + at_once) * 10
+    if at_once == 1:
+        assert many - few == 2 * 10
+
+
+class Listening(SQLiteCheckpointStore):
+    """A SQLite store that counts the statements which reach its file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.statements: Counter[str] = Counter()
+
+    def _connect(self) -> sqlite3.Connection:
+        db = super()._connect()
+        db.set_trace_callback(lambda sql: self.statements.update([" ".join(sql.split()[:3])]))
+        return db
+
+
+class Watched(Turns):
+    """Notes, at some of its turns, all that was counted until then."""
+
+    def __init__(self, store: Listening, turns: Sequence[int]) -> None:
+        super().__init__(max(turns))
+        self.store, self.at = store, turns
+        self.counts: dict[int, Counter[str]] = {}
+
+    async def reply(self, messages: Sequence[Message], tools: object) -> Reply:
+        if self.asked in self.at:
+            self.counts[self.asked] = Counter(self.store.statements)
+        return await super().reply(messages, tools)
+
+
+async def test_step_1000_takes_no_more_statements_rows_or_bytes_than_step_10(tmp_path: Path) -> None:
+    store = Listening(tmp_path / "runs.db")
+    model = Watched(store, (10, 20, 990, 1000))
+    await run_tool_loop(
+        model, registry_giving("fine"), "go", run_id="run", checkpoints=store, checkpoint_key=KEY, max_steps=2_000
+    )
+    early, late = model.counts[20] - model.counts[10], model.counts[1000] - model.counts[990]
+    assert late == early
+    assert early.total() > 0
+    [run] = await store.load_many([RunId("run")])
+    assert run is not None
+    sizes: dict[int, tuple[int, int]] = {}
+    for record in run.records:
+        seq = int(record.call.split("/")[0]) if record.call else -1
+        rows, size = sizes.get(seq, (0, 0))
+        sizes[seq] = rows + 1, size + len(record.body) + len(record.seal)
+    for seq in (989, 990, 998):
+        assert sizes[seq][0] == sizes[9][0]
+        assert sizes[seq][1] <= sizes[9][1] + 8, "but for the digits of its number"
+    with closing(sqlite3.connect(store.path)) as db:
+        assert db.execute("SELECT count(*) FROM checkpoints").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+    await store.close()
+
+
+async def test_a_step_stores_little_more_than_what_was_said_in_it() -> None:
+    counting = Counting(MemoryCheckpointStore())
+    await run_turns(counting, 20, "r" * 100)
+    [run] = await counting.load_many([RunId("run")])
+    assert run is not None
+    of_a_step = [record for record in run.records if record.call in ("9", "9/model")]
+    assert sum(len(record.body) for record in of_a_step) <= 100 + 300
+
+
+async def test_recovering_a_long_run_reads_it_once_and_writes_a_claim_and_what_is_left(tmp_path: Path) -> None:
+    place = Place("sqlite", tmp_path)
+    worker, model = Worker(place), Turns(300)
+
+    async def dying(messages: Sequence[Message], tools: object) -> Reply:
+        if model.asked == 300:
+            worker.die()
+        return await model.reply(messages, tools)
+
+    await worker.run_and_die(dying, registry_giving("fine"), max_steps=1000)
+    counting = Counting(place.open())
+    result = await recover_tool_loop(
+        model, registry_giving("fine"), "run", checkpoints=counting, checkpoint_key=KEY, max_steps=1000
+    )
+    assert (result.steps, model.asked) == (300, 301)
+    assert counting.verbs == Counter(load_many=1, commit=3)
+    assert sum(len(append.records) for append in counting.appends) == 4
+    await place.close()
