@@ -19,7 +19,11 @@ def test_a_printable_id_of_fair_length_is_one(run_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "run_id", ["", "x" * (MAX_RUN_ID + 1), "a\nb", "a\0", "\x1b[31m", "a\u200bb", "\u202eabc", "\ud83d", "a\u2028", None, 5, b"a", ["a"]]
+    "run_id",
+    [
+        "", "x" * (MAX_RUN_ID + 1), "a\nb", "a\0", "\x1b[31m", "a\u200bb", "\u202eabc", "\ud83d", "a\u2028",
+        None, 5, b"a", ["a"],
+    ],
 )  # fmt: skip
 def test_what_is_no_id_is_refused_and_shown_without_harm(run_id: object) -> None:
     with pytest.raises(InvalidRunId) as refused:

@@ -28,7 +28,7 @@ def as_model(given: Model | ModelFunction | str) -> ModelFunction:
             f"no provider for model {given!r} is installed in this version; pass an object with an async "
             "`reply(messages, tools)`, or such a function"
         )
-    reply = getattr(given, "reply", None)
+    reply = None if isinstance(given, type) else getattr(given, "reply", None)
     if reply is not None and inspect.iscoroutinefunction(reply):
         function: ModelFunction = reply
         return function

@@ -71,7 +71,7 @@ class Backing:
     offload: Offload = SYSTEM_OFFLOAD
 
     def __post_init__(self) -> None:
-        if not 0 < self.heartbeat_seconds <= self.lease_seconds / 2:
+        if not 0 < self.heartbeat_seconds <= self.lease_seconds / 2 < float("inf"):
             raise InvalidSetting(
                 f"a heartbeat comes at least twice a lease, found heartbeat {self.heartbeat_seconds} s and lease "
                 f"{self.lease_seconds} s; lower the one or raise the other"
