@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import (
+    AgentRuntimeError,
     CheckpointConflict,
     CheckpointNotFound,
     CheckpointStoreCorrupt,
@@ -19,9 +21,9 @@ from agent_runtime.errors import (
 )
 from agent_runtime.ids import RunId
 from agent_runtime.journal.journal import guard_of
-from agent_runtime.journal.records import NO_OWNER, RecordKind, RunStatus, StoredRow, StoredRun
+from agent_runtime.journal.records import NO_OWNER, RecordKind, RunStatus, StoredRecord, StoredRow, StoredRun
 from agent_runtime.journal.seal import sealer_for
-from agent_runtime.journal.store import AnswerKind, Append
+from agent_runtime.journal.store import Answer, AnswerKind, Append
 from agent_runtime.run import RunContext
 from agent_runtime.telemetry import HistorySink
 from agent_runtime.testing.store_contract.witness import untouched
@@ -50,8 +52,6 @@ async def rewrite(place: Place, status: RunStatus, **changes: Any) -> None:
     seal = sealer.record(number, row.epoch, kind, "", 0, row.head, b"{}")
     wished = row._replace(status=status, owner=NO_OWNER, number=number, head=seal, **changes)
     wished = wished._replace(seal=sealer.row(wished))
-    from agent_runtime.journal.records import StoredRecord
-
     record = StoredRecord(number, row.epoch, kind, "", 0, b"{}", seal)
     [answer] = await store.commit([Append(wished, guard_of(row), (record,))])
     assert answer.kind is AnswerKind.OK
@@ -97,8 +97,8 @@ async def test_a_run_is_picked_up_for_whom_it_is_for_and_for_nobody_else(
 
 @pytest.mark.parametrize("context", [{"user": 5}, {"thread": b"x"}, {"principal": ["a"]}, {"user": "\ud83d\ude00"}])
 async def test_an_identity_that_is_no_text_is_refused_before_anything_is_stored(place: Place, context: dict[str, Any]) -> None:
-    error = await error_of(Worker(place).run(Script("x"), Bench().registry, ctx=RunContext(**context)))
-    assert error is not None
+    with pytest.raises(AgentRuntimeError):
+        await Worker(place).run(Script("x"), Bench().registry, ctx=RunContext(**context))
     assert await place.open().list_runs() == []
 
 
@@ -118,7 +118,8 @@ async def test_a_quarantined_run_is_a_conflict_until_it_is_released(place: Place
     bench, model = Bench(), Script(CALL, "done")
     await abandoned(place, bench, model)
     await rewrite(place, RunStatus.QUARANTINED)
-    for options in ({}, {"take_over": True}, {"rerun_in_doubt": True}):
+    every: list[dict[str, Any]] = [{}, {"take_over": True}, {"rerun_in_doubt": True}]
+    for options in every:
         async with untouched(place.open(), ID):
             with pytest.raises(CheckpointConflict, match="quarantined"):
                 await Worker(place).recover(model, bench.registry, **options)
@@ -135,7 +136,7 @@ async def test_a_run_of_another_program_is_a_conflict_that_says_nothing_of_it(pl
     flow = run._replace(row=row._replace(seal=sealer_for(RING, tenant="", run_id=ID).row(row)))
     shown = Showing(store, flow)
     worker = Worker(place)
-    worker.inner = shown  # type: ignore[assignment]  # it shows one run
+    worker.inner = shown
     with pytest.raises(CheckpointConflict, match="another program"):
         await worker.recover(model, bench.registry)
     assert shown.writes == []
@@ -164,8 +165,6 @@ async def test_a_living_owner_is_named_with_until_when_and_its_run_is_left_alone
     bench.before = before
     task = asyncio.ensure_future(Worker(place).run(model, bench.registry))
     await until(lambda: bench.entered.total() == 1)
-    import os
-
     with pytest.raises(CheckpointConflict, match=rf"held by process {os.getpid()} on .* until 20"):
         await Worker(place).recover(model, bench.registry)
     leave.set()
@@ -185,7 +184,7 @@ async def test_a_lease_of_any_length_that_somebody_wrote_there_is_a_conflict_and
     await until(lambda: bench.entered.total() == 1)
     run = await place.load("run")
     worker = Worker(place)
-    worker.inner = Showing(place.open(), run._replace(row=run.row._replace(lease_ms=lease_ms)))  # type: ignore[assignment]
+    worker.inner = Showing(place.open(), run._replace(row=run.row._replace(lease_ms=lease_ms)))
     with pytest.raises(CheckpointConflict, match="held by process"):
         await worker.recover(model, bench.registry)
     leave.set()
@@ -222,7 +221,6 @@ async def test_every_doubt_is_decided_before_anything_acts(place: Place) -> None
     dying.is_dead = True
     task.cancel()
     await asyncio.wait([task])
-    task.exception() if not task.cancelled() else None
     bench.before = Bench().before
     entered, sink = bench.entered.total(), HistorySink()
     with pytest.raises(RecoveryNeedsDecision) as needed:
@@ -297,9 +295,9 @@ async def test_a_blocked_run_with_nothing_new_is_answered_without_a_claim(place:
         await Worker(place).recover(model, bench.registry)
     for _ in range(3):
         async with untouched(place.open(), ID):
-            with pytest.raises(RecoveryNeedsDecision) as again:
-                await Worker(place).recover(model, bench.registry)
-    assert [doubt.call for doubt in again.value.doubts] == [doubt.call for doubt in first.value.doubts]
+            again = await error_of(Worker(place).recover(model, bench.registry))
+        assert isinstance(again, RecoveryNeedsDecision)
+        assert [doubt.call for doubt in again.doubts] == [doubt.call for doubt in first.value.doubts]
 
 
 async def test_a_rerun_that_dies_too_needs_a_decision_of_its_own(place: Place) -> None:
@@ -329,7 +327,7 @@ async def test_arguments_that_changed_under_a_started_call_are_corrupt_even_when
     run = await place.load("run")
     forged = resealed(run, "0", RecordKind.STARTED, lambda body: body.replace(b'"amount":1', b'"amount":2'))
     worker = Worker(place)
-    worker.inner = Answering(place.open(), forged)  # type: ignore[assignment]  # it shows one run
+    worker.inner = Answering(place.open(), forged)
     with pytest.raises(CheckpointStoreCorrupt, match="other arguments"):
         await worker.recover(model, bench.registry)
     assert bench.entered.total() == 0
@@ -338,9 +336,7 @@ async def test_arguments_that_changed_under_a_started_call_are_corrupt_even_when
 class Answering(Showing):
     """Shows a run as a holder of the key has forged it, and takes every write as if it were stored."""
 
-    async def commit(self, appends: Sequence[Append]) -> Any:
-        from agent_runtime.journal.store import Answer
-
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
         return [Answer(AnswerKind.OK)] * len(appends)
 
 
@@ -365,7 +361,7 @@ async def test_a_sealed_body_that_cannot_be_read_is_corrupt_and_changes_nothing(
     await abandoned(place, bench, model)
     forged = resealed(await place.load("run"), "", kind, lambda _: body)
     shown, worker = Showing(place.open(), forged), Worker(place)
-    worker.inner = shown  # type: ignore[assignment]  # it shows one run
+    worker.inner = shown
     with pytest.raises(CheckpointStoreCorrupt):
         await worker.recover(model, bench.registry)
     assert shown.writes == []

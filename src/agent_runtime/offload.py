@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -72,6 +73,10 @@ class ThreadOffload:
     """Threads of this process; idle ones are used again."""
 
     def __init__(self) -> None:
+        self.forget_threads()
+
+    def forget_threads(self) -> None:
+        """Begin without any thread: for a copy of the process, which has none of those that it remembers."""
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
@@ -166,4 +171,8 @@ def _resolve(outcome: asyncio.Future[T], value: T | None, error: BaseException |
         outcome.set_result(cast(T, value))  # without an error the value is what the work gave
 
 
-SYSTEM_OFFLOAD: Offload = ThreadOffload()
+_of_this_process = ThreadOffload()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_of_this_process.forget_threads)
+
+SYSTEM_OFFLOAD: Offload = _of_this_process

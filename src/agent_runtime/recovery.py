@@ -33,6 +33,8 @@ from agent_runtime.lease import ProcessMark, claimed_body, own_mark, seconds_hel
 from agent_runtime.run import Backing, Run, RunContext, check_identity
 
 CLAIM_TRIES = 5
+LONGEST_SHOWN_SECONDS = 3_155_760_000.0
+"""A hundred years: a lease is no sealed column, and no calendar holds what somebody may write there."""
 
 
 Decide = Callable[[Sequence[CallLife], Mapping[str, Any]], Decisions]
@@ -61,8 +63,8 @@ async def find(backing: Backing, run_id: RunId, *, kind: str, context: RunContex
         raise CheckpointConflict(f"run {run_id!r} was deleted, and its id is not used again; choose another id")
     open_run(backing.ring, stored, tenant=backing.tenant)
     history = read_history(run_id, stored.records, _settlement)
-    opened, mark = _read_own(run_id, history)
-    check_identity(RunContext(**opened["context"]), context, run_id)
+    opened, own_context, mark = _read_own(run_id, history)
+    check_identity(own_context, context, run_id)
     if stored.row.kind != kind:
         raise CheckpointConflict(f"run {run_id!r} is worked by another program than this {kind}")
     return Found(stored, history, opened, mark)
@@ -161,20 +163,21 @@ async def _require_free(backing: Backing, found: Found, *, take_over: bool) -> N
     held = None if take_over else seconds_held(row, found.mark)
     if held is None:
         return
-    until = await backing.store.now() + timedelta(seconds=held)
+    until = await backing.store.now() + timedelta(seconds=min(held, LONGEST_SHOWN_SECONDS))
     raise CheckpointConflict(
         f"run {row.run_id!r} is held by process {found.mark.pid} on {found.mark.host.split('/')[0]} until "
         f"{until.isoformat(timespec='seconds')}, and longer if it is heard again; wait, or recover it with take_over=True"
     )
 
 
-def _read_own(run_id: str, history: History) -> tuple[Mapping[str, Any], ProcessMark]:
-    """The bodies that say what the run was opened with and who holds it."""
+def _read_own(run_id: str, history: History) -> tuple[Mapping[str, Any], RunContext, ProcessMark]:
+    """The bodies that say what the run was opened with, for whom, and who holds it."""
     assert history.opened is not None, "reading the history refuses a run that was not opened"
     assert history.claimed is not None, "reading the history refuses a run that was not claimed"
     try:
-        opened = codec.decode(history.opened.body)
-        return opened, ProcessMark.from_plain(codec.decode(history.claimed.body))
+        plain = codec.decode(history.opened.body)
+        opened = {name: plain[name] for name in ("context", "namespace", "input")}
+        return opened, RunContext(**opened["context"]), ProcessMark.from_plain(codec.decode(history.claimed.body))
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointStoreCorrupt(f"run {run_id!r} was opened or claimed with what cannot be read: {error!r}") from error
 

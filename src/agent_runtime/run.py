@@ -48,6 +48,13 @@ class RunContext:
     thread: str | None = None
     principal: str | None = None
 
+    def __post_init__(self) -> None:
+        given: dict[str, object] = dict(self.to_plain())
+        for name, value in given.items():
+            if not isinstance(value, str):
+                found = type(value).__name__
+                raise InvalidSetting(f"the {name} of a run is text, found {found}; pass ctx=RunContext({name}='…')")
+
     def to_plain(self) -> dict[str, str]:
         named = {"user": self.user, "thread": self.thread, "principal": self.principal}
         return {name: value for name, value in named.items() if value is not None}

@@ -75,7 +75,7 @@ def log_line(verb: str, run_id: str, fields: Mapping[str, object]) -> str:
 def _word(value: object) -> str:
     if isinstance(value, str) and value.isprintable() and value and " " not in value and '"' not in value:
         return value
-    return json.dumps(value, default=repr)
+    return json.dumps(value, default=repr).replace("\x7f", "\\u007f")  # the one control that JSON leaves as it is
 
 
 def _call_fields(data: Mapping[str, object], *names: str) -> dict[str, object]:

@@ -97,7 +97,11 @@ class GroupCommit:
 
     def _go_at_once(self, member: Member) -> bool:
         """Whether the append has its definite answer already; where not, a task sees to it."""
-        append, sent_at = member.take(), self._clock.monotonic()
+        sent_at = self._clock.monotonic()
+        members, appends = _take_all([member])
+        if not members:
+            return True
+        [append] = appends
         try:
             answer = cast(AtOnce, self._used_store()).commit_at_once(append)
             if answer is not None:
@@ -126,7 +130,7 @@ class GroupCommit:
                 size = batch_size(len(self._waiting), sent)
                 members, self._waiting = self._waiting[:size], self._waiting[size:]
                 sent = len(members)
-                await self._send(members, [member.take() for member in members])
+                await self._send(*_take_all(members))
         finally:
             self._carrier = None
             if self._waiting and not self._loop.is_closed():
@@ -250,6 +254,20 @@ def _goes_at_once(store: CheckpointStore) -> bool:
 
 
 _VERBS = ("commit", "commit_at_once")
+
+
+def _take_all(members: Sequence[Member]) -> tuple[list[Member], list[Append]]:
+    """What each has noted. One whose append cannot be made fails by itself: nobody may wait for it for ever."""
+    taken: list[Member] = []
+    appends: list[Append] = []
+    for member in members:
+        try:
+            appends.append(member.take())
+        except Exception as error:  # a value that no row or seal can hold
+            member.failed(error)
+        else:
+            taken.append(member)
+    return taken, appends
 
 
 def batch_size(waiting: int, just_sent: int) -> int:

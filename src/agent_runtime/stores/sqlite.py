@@ -143,6 +143,8 @@ class SQLiteCheckpointStore(BatchStore):
         return again
 
     async def close(self) -> None:
+        if self._in_thread:
+            await self._serial.run(lambda: None)  # a connection is not closed under the thread that uses it
         self._serial.close()
         self._drop_writer()
         if self._reader is not None:

@@ -1,0 +1,311 @@
+"""Who is alive, for how long a run is held, and the heartbeat that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime.errors import Fenced, StoreUnavailable
+from agent_runtime.ids import RunId
+from agent_runtime.journal.commits import group_commit
+from agent_runtime.journal.journal import Commits, Journal, claim_row, guard_of, new_row
+from agent_runtime.journal.records import NO_OWNER, RecordKind, StoredRow
+from agent_runtime.journal.seal import sealer_for
+from agent_runtime.journal.store import Answer, CheckpointStore, Guard
+from agent_runtime.lease import LIVE_OWNERS, Heartbeat, ProcessMark, heartbeat, is_dead, own_mark, seconds_held
+from agent_runtime.offload import SYSTEM_OFFLOAD
+from agent_runtime.stores.memory import MemoryCheckpointStore
+from agent_runtime.testing.manual_clock import ManualClock
+from tests.bench import RING, Bench, Delegate, Place, Script, Worker, until
+
+OWNER = b"an owner, 128 b."
+ME = ProcessMark("host/1", "boot-1", "pid:[1]", 100, "5000")
+
+
+# Who is dead for certain.
+
+
+@pytest.mark.parametrize(
+    ("change", "dead"),
+    [
+        ({"boot": "boot-0"}, True),
+        ({"boot": "boot-0", "host": "host/2"}, False),
+        ({"boot": ""}, False),
+        ({"namespace": "pid:[2]"}, False),
+        ({"namespace": ""}, False),
+        ({"pid": 2**22 - 1}, True),
+        ({"pid": 1, "born": "not when it was"}, True),
+    ],
+    ids=str,
+)
+def test_an_owner_is_dead_only_where_this_host_can_tell(change: dict[str, Any], dead: bool) -> None:
+    me = own_mark()
+    if not me.boot:
+        pytest.fail("these tests need /proc")
+    named = {"boot-0": "another-boot", "pid:[2]": "pid:[1]", "host/2": "elsewhere"}
+    changes: dict[str, Any] = {name: named.get(str(value), value) for name, value in change.items()}
+    assert is_dead(me._replace(**changes), OWNER) is dead
+
+
+def test_a_system_that_does_not_tell_its_boot_lets_the_lease_alone_judge() -> None:
+    blind = ME._replace(boot="", namespace="", born="")
+    assert not is_dead(ME, OWNER, me=blind)
+    assert not is_dead(blind, OWNER, me=blind)
+    assert not is_dead(ME._replace(boot="boot-0"), OWNER, me=blind)
+
+
+def test_this_very_process_is_alive_for_the_owners_it_works_for_and_dead_for_others() -> None:
+    me = own_mark()
+    assert is_dead(me, OWNER)
+    LIVE_OWNERS.add(OWNER)
+    try:
+        assert not is_dead(me, OWNER)
+        assert is_dead(me, b"another owner, 1")
+    finally:
+        LIVE_OWNERS.discard(OWNER)
+
+
+def mark_of_child(child: subprocess.Popen[bytes]) -> ProcessMark:
+    stat = Path(f"/proc/{child.pid}/stat").read_text()
+    return own_mark()._replace(pid=child.pid, born=stat[stat.rindex(")") + 2 :].split()[19])
+
+
+def test_a_child_is_alive_while_it_runs_and_dead_as_a_zombie_and_when_it_is_gone() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    try:
+        mark = mark_of_child(child)
+        assert not is_dead(mark, OWNER)
+        assert is_dead(mark._replace(born="1"), OWNER), "another process that has its number now"
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has taken note of it
+        assert Path(f"/proc/{child.pid}").exists()
+        assert is_dead(mark, OWNER), "a zombie acts no more"
+    finally:
+        child.kill()
+        child.wait()
+    assert is_dead(mark, OWNER)
+
+
+def test_a_mark_goes_into_a_record_and_comes_back() -> None:
+    assert ProcessMark.from_plain(ME.to_plain()) == ME
+    assert own_mark() is own_mark()
+    assert own_mark().pid == os.getpid()
+
+
+def row_of(*, owner: bytes = OWNER, idle_ms: int = 0, lease_ms: int = 12_000) -> StoredRow:
+    sealer = sealer_for(RING, tenant="", run_id="run")
+    return new_row(sealer, run_id=RunId("run"), kind="loop", name="", owner=owner, lease_ms=lease_ms)._replace(idle_ms=idle_ms)
+
+
+@pytest.mark.parametrize(
+    ("row", "seconds"),
+    [
+        (row_of(), 12.0),
+        (row_of(idle_ms=5_000), 7.0),
+        (row_of(idle_ms=11_999), 0.001),
+        (row_of(idle_ms=12_000), None),
+        (row_of(idle_ms=10**12), None),
+        (row_of(owner=NO_OWNER), None),
+        (row_of(lease_ms=0), None),
+        (row_of(idle_ms=-1), None),
+        (row_of(lease_ms=-5, idle_ms=-10), None),
+    ],
+)
+def test_a_run_is_held_until_its_lease_lapses(row: StoredRow, seconds: float | None) -> None:
+    held = seconds_held(row, None)
+    assert held == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_a_dead_owner_holds_nothing() -> None:
+    assert seconds_held(row_of(), own_mark()) is None
+    assert seconds_held(row_of(), own_mark()._replace(host="elsewhere", boot="another")) == pytest.approx(12.0)
+
+
+# The heartbeat.
+
+
+class Listening(Delegate):
+    """Counts the renewals, and lets a test fail them."""
+
+    def __init__(self, inner: CheckpointStore) -> None:
+        super().__init__(inner)
+        self.renewals: list[list[str]] = []
+        self.fails: Exception | None = None
+        self.threads: set[int] = set()
+
+    def reopen(self) -> CheckpointStore:
+        return self
+
+    async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
+        self.renewals.append([run_id for run_id, _ in guards])
+        self.threads.add(threading.get_ident())
+        if self.fails is not None:
+            raise self.fails
+        return await super().renew_all(guards)
+
+
+@pytest.fixture
+def hands() -> ManualClock:
+    """A clock that only the test moves."""
+    return ManualClock()
+
+
+async def opened(store: Listening, clock: ManualClock, run_id: str = "run", *, lease_ms: int = 12_000) -> Journal:
+    sealer = sealer_for(RING, tenant="", run_id=run_id)
+    row = new_row(sealer, run_id=RunId(run_id), kind="loop", name="", owner=OWNER, lease_ms=lease_ms)
+    journal = Journal(group_commit(store, clock), sealer, clock=clock, row=row, guard=None, mode=Commits.GROUPED)
+    journal.note(RecordKind.OPENED)
+    journal.note(RecordKind.CLAIMED)
+    await journal.barrier()
+    return journal
+
+
+async def beat(clock: ManualClock, seconds: float, holds: Callable[[], bool]) -> None:
+    """Let time pass, and wait for the heartbeat's thread to have done what it does then."""
+    await until(lambda: clock.sleepers >= 1)
+    clock.advance(seconds)
+    await until(holds)
+
+
+async def test_a_silent_run_is_renewed_off_the_loop_and_trusted_for_longer(hands: ManualClock) -> None:
+    store = Listening(MemoryCheckpointStore(clock=hands))
+    journal, beating = await opened(store, hands), Heartbeat(store, hands, SYSTEM_OFFLOAD)
+    beating.watch(journal, 3.0)
+    for beats in (1, 2, 3):
+        before = journal.trusted_until
+        await beat(hands, 3.0, lambda: len(store.renewals) == beats and journal.trusted_until > before)  # noqa: B023  # waited for here
+    run = await store.latest(RunId("run"))
+    assert run is not None
+    assert run.row.idle_ms == 0
+    assert threading.get_ident() not in store.threads
+    beating.unwatch(journal)
+    hands.advance(10)
+
+
+async def test_a_run_that_wrote_lately_needs_no_renewal(hands: ManualClock) -> None:
+    store = Listening(MemoryCheckpointStore(clock=hands))
+    quiet, busy = await opened(store, hands, "quiet"), await opened(store, hands, "busy")
+    beating = Heartbeat(store, hands, SYSTEM_OFFLOAD)
+    for journal in (quiet, busy):
+        beating.watch(journal, 3.0)
+    await until(lambda: hands.sleepers == 1)
+    hands.advance(2.9)
+    busy.note(RecordKind.STARTED, "0", 1)
+    await busy.barrier()
+    hands.advance(0.1)
+    await until(lambda: len(store.renewals) == 1)
+    assert store.renewals == [["quiet"]]
+    for journal in (quiet, busy):
+        beating.unwatch(journal)
+    hands.advance(10)
+
+
+async def test_a_run_that_was_taken_over_is_told_so_by_its_heartbeat(hands: ManualClock) -> None:
+    store = Listening(MemoryCheckpointStore(clock=hands))
+    journal, beating = await opened(store, hands), Heartbeat(store, hands, SYSTEM_OFFLOAD)
+    beating.watch(journal, 3.0)
+    run = await store.latest(RunId("run"))
+    assert run is not None
+    sealer = sealer_for(RING, tenant="", run_id="run")
+    row = claim_row(run.row, owner=b"another, 128 b..", lease_ms=12_000)
+    other = Journal(group_commit(store, hands), sealer, clock=hands, row=row, guard=guard_of(run.row), mode=Commits.GROUPED)
+    other.note(RecordKind.CLAIMED)
+    await other.barrier()
+    await beat(hands, 3.0, lambda: journal.failure is not None)
+    assert isinstance(journal.failure, Fenced)
+    hands.advance(10)
+
+
+@pytest.mark.parametrize("failure", [StoreUnavailable("away"), ConnectionError("away"), RuntimeError("?")])
+async def test_a_store_that_is_away_stops_no_heartbeat_and_extends_no_trust(hands: ManualClock, failure: Exception) -> None:
+    store = Listening(MemoryCheckpointStore(clock=hands))
+    journal, beating = await opened(store, hands), Heartbeat(store, hands, SYSTEM_OFFLOAD)
+    store.fails, before = failure, journal.trusted_until
+    beating.watch(journal, 3.0)
+    for beats in (1, 2):
+        await beat(hands, 3.0, lambda: len(store.renewals) == beats)  # noqa: B023  # waited for here
+    assert (journal.trusted_until, journal.failure) == (before, None)
+    store.fails = None
+    await beat(hands, 3.0, lambda: journal.trusted_until > before)
+    beating.unwatch(journal)
+    hands.advance(10)
+
+
+async def test_the_thread_ends_when_nothing_is_watched_and_begins_again_with_the_next_run(hands: ManualClock) -> None:
+    store = Listening(MemoryCheckpointStore(clock=hands))
+    beating = Heartbeat(store, hands, SYSTEM_OFFLOAD)
+    for run_id in ("one", "two"):
+        journal = await opened(store, hands, run_id)
+        beating.watch(journal, 3.0)
+        await until(lambda: hands.sleepers == 1)
+        beating.unwatch(journal)
+        await beat(hands, 3.0, lambda: hands.sleepers == 0)
+    assert store.renewals == []
+
+
+async def test_a_shorter_beat_is_heard_at_once(hands: ManualClock) -> None:
+    store = Listening(MemoryCheckpointStore(clock=hands))
+    slow, quick = await opened(store, hands, "slow"), await opened(store, hands, "quick", lease_ms=1_000)
+    beating = Heartbeat(store, hands, SYSTEM_OFFLOAD)
+    beating.watch(slow, 300.0)
+    await until(lambda: hands.sleepers == 1)
+    hands.advance(0.2)
+    beating.watch(quick, 0.2)
+    await until(lambda: ["quick"] in store.renewals)
+    assert not any("slow" in renewed for renewed in store.renewals)
+    for journal in (slow, quick):
+        beating.unwatch(journal)
+    hands.advance(1000)
+
+
+async def test_a_process_has_one_heartbeat_a_store(hands: ManualClock) -> None:
+    one, two = Listening(MemoryCheckpointStore()), Listening(MemoryCheckpointStore())
+    assert heartbeat(one, hands, SYSTEM_OFFLOAD) is heartbeat(one, hands, SYSTEM_OFFLOAD)
+    assert heartbeat(one, hands, SYSTEM_OFFLOAD) is not heartbeat(two, hands, SYSTEM_OFFLOAD)
+
+
+# The window of self-trust.
+
+
+async def test_a_worker_past_its_trust_asks_the_store_before_it_acts_and_stops_where_it_is_no_longer_the_owner(
+    place: Place, hands: ManualClock
+) -> None:
+    bench, model = Bench(), Script([("charge", {"amount": 1})], "done")
+    asked: list[str] = []
+
+    class Slow(Worker):
+        """Each of its commits takes longer than its trust lasts."""
+
+        def check(self, verb: str) -> None:
+            super().check(verb)
+            if verb == "commit":
+                hands.advance(9)
+            asked.append(verb)
+
+    result = await Slow(place, clock=hands).run(model, bench.registry, clock=hands)
+    assert (result.status, bench.effects) == ("done", 1)
+    assert asked.count("renew") >= 3
+    hands.advance(1000)
+
+
+async def test_owners_are_forgotten_when_their_runs_end_however_they_end(place: Place) -> None:
+    before = set(LIVE_OWNERS)
+    bench = Bench()
+    await Worker(place).run(Script("done"), bench.registry, "done")
+    task = asyncio.ensure_future(Worker(place).run(Script([("charge", {"amount": 1})], "done"), bench.registry, "cancelled"))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    dying = Worker(place)
+    bench.after = lambda *_: dying.die()  # type: ignore[assignment]  # it never returns
+    await dying.run_and_die(Script([("charge", {"amount": 1})], "done"), bench.registry, "killed")
+    assert before == LIVE_OWNERS
