@@ -20,6 +20,7 @@ from agent_runtime.journal.seal import KeyRing, open_run
 from agent_runtime.journal.store import Answer, Append, CheckpointStore, Guard
 from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
 from agent_runtime.model import Model, ModelFunction
+from agent_runtime.offload import ThreadOffload
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.tool_loop import LoopResult, recover_tool_loop, run_tool_loop
@@ -279,6 +280,14 @@ class Counting(Delegate):
         answers = await super().commit(appends)
         self.appends.extend(appends)
         return answers
+
+
+class NoHeartbeat(ThreadOffload):
+    """Threads for tools, and none that says that the worker lives: what a frozen process looks like from outside."""
+
+    def spawn(self, name: str, target: Callable[[], None]) -> None:
+        if name != "agent-runtime-heartbeat":
+            super().spawn(name, target)
 
 
 class Place:

@@ -7,24 +7,24 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_runtime.errors import Fenced, StoreUnavailable
+from agent_runtime.errors import CheckpointConflict, Fenced, RecoveryNeedsDecision, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Commits, Journal, claim_row, guard_of, new_row
 from agent_runtime.journal.records import NO_OWNER, RecordKind, StoredRow
 from agent_runtime.journal.seal import sealer_for
-from agent_runtime.journal.store import Answer, CheckpointStore, Guard
+from agent_runtime.journal.store import Answer, Append, CheckpointStore, Guard
 from agent_runtime.lease import LIVE_OWNERS, Heartbeat, ProcessMark, heartbeat, is_dead, own_mark, seconds_held
 from agent_runtime.offload import SYSTEM_OFFLOAD
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.testing.manual_clock import ManualClock
-from tests.bench import RING, Bench, Delegate, Place, Script, Worker, until
+from tests.bench import RING, Bench, Delegate, NoHeartbeat, Place, Script, Worker, error_of, until
 
 OWNER = b"an owner, 128 b."
 ME = ProcessMark("host/1", "boot-1", "pid:[1]", 100, "5000")
@@ -276,25 +276,50 @@ async def test_a_process_has_one_heartbeat_a_store(hands: ManualClock) -> None:
 # The window of self-trust.
 
 
-async def test_a_worker_past_its_trust_asks_the_store_before_it_acts_and_stops_where_it_is_no_longer_the_owner(
-    place: Place, hands: ManualClock
-) -> None:
-    bench, model = Bench(), Script([("charge", {"amount": 1})], "done")
-    asked: list[str] = []
+class Slow(Worker):
+    """Each of its commits takes longer than its trust lasts; then a test may let something happen."""
 
-    class Slow(Worker):
-        """Each of its commits takes longer than its trust lasts."""
+    def __init__(self, place: Place, clock: ManualClock) -> None:
+        super().__init__(place, clock=clock)
+        self.hands = clock
+        self.asked: list[str] = []
+        self.then: Callable[[Append], Awaitable[None]] | None = None
 
-        def check(self, verb: str) -> None:
-            super().check(verb)
-            if verb == "commit":
-                hands.advance(9)
-            asked.append(verb)
+    def check(self, verb: str) -> None:
+        super().check(verb)
+        self.asked.append(verb)
 
-    result = await Slow(place, clock=hands).run(model, bench.registry, clock=hands)
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
+        answers = await super().commit(appends)
+        self.hands.advance(9)
+        if self.then is not None:
+            await self.then(appends[0])
+        return answers
+
+
+async def test_a_worker_past_its_trust_asks_the_store_before_each_act(place: Place, hands: ManualClock) -> None:
+    bench, model, worker = Bench(), Script([("charge", {"amount": 1})], "done"), Slow(place, hands)
+    result = await worker.run(model, bench.registry, clock=hands, offload=NoHeartbeat())
     assert (result.status, bench.effects) == ("done", 1)
-    assert asked.count("renew") >= 3
-    hands.advance(1000)
+    of_the_store = [verb for verb in worker.asked if verb in ("commit", "renew")]
+    assert of_the_store == ["commit", "renew"] * 3 + ["commit"]
+
+
+async def test_a_worker_past_its_trust_that_is_no_longer_the_owner_does_not_act(place: Place, hands: ManualClock) -> None:
+    bench, model, worker = Bench(), Script([("charge", {"amount": 1})], "done"), Slow(place, hands)
+    claims: list[Exception | None] = []
+
+    async def claim(append: Append) -> None:
+        if any((record.call, record.kind) == ("0", RecordKind.STARTED) for record in append.records):
+            hands.advance(9)
+            other = Worker(place, clock=hands)
+            claims.append(await error_of(other.recover(model, bench.registry, clock=hands, offload=NoHeartbeat())))
+
+    worker.then = claim
+    with pytest.raises(CheckpointConflict, match="this worker has stopped"):
+        await worker.run(model, bench.registry, clock=hands, offload=NoHeartbeat())
+    assert [type(error) for error in claims] == [RecoveryNeedsDecision]
+    assert bench.entered.total() == 0
 
 
 async def test_owners_are_forgotten_when_their_runs_end_however_they_end(place: Place) -> None:

@@ -248,7 +248,7 @@ async def test_a_checkpoint_says_its_kind_step_status_and_stage_and_nothing_else
     saved = [dict(event.data) for event in sink.of("checkpoint.saved")]
     assert all(set(data) == {"kind", "step", "status", "stage"} for data in saved)
     assert {data["kind"] for data in saved} == {"loop"}
-    assert [data["stage"] for data in saved] == ["reply", "results", "reply", "results", "end"]
+    assert [data["stage"] for data in saved] == ["reply", "results", "reply", "results", "reply"]
     assert [data["status"] for data in saved] == ["running"] * 4 + ["done"]
     steps = [data["step"] for data in saved]
     assert steps == [1, 2, 3, 4, 5]

@@ -23,7 +23,7 @@ class Event:
     | `run.started` | `kind`, `step` |
     | `run.claimed` | `kind`, `step`, `epoch`, `why` |
     | `run.recovered` | `kind`, `step`, `replayed` (calls), `rerun` (calls in doubt) |
-    | `checkpoint.saved` | `kind` (`flow` or `loop`), `step`, `status`, `stage` (`reply`, `results` or `end`) |
+    | `checkpoint.saved` | `kind` (`flow` or `loop`), `step`, `status`, `stage` (`reply` or `results`) |
     | `decision.made`, `decision.replayed` | `seq`, `calls` (tool and args of each), `llm_calls` |
     | `call.started`, `call.done`, `call.in_doubt`, `call.settled` | `step`, `call`, `tool`, `key`, `attempt`, `duration`, … |
     | `run.done`, `run.failed`, `run.blocked`, `run.paused`, `run.fenced` | `kind`, `step`, … |

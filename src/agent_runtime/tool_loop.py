@@ -337,7 +337,7 @@ class _Loop:
 
     async def _finish(self, seq: int, reply: Reply) -> LoopResult:
         await self.run.end(RunStatus.DONE, {"status": "done"})
-        self._announce_end("run.done", "done", seq)
+        self._announce_end("run.done", "done", seq, stage="reply")
         return self._result("done", seq, reply.text)
 
     async def _give_up(self, seq: int) -> None:
@@ -346,7 +346,7 @@ class _Loop:
             "the replies of the whole run. Give a new run a higher limit, or the model an end."
         )
         await self.run.end(RunStatus.FAILED, {"status": "failed", "type": "StepLimitReached", "message": str(error)})
-        self._announce_end("run.failed", "failed", seq)
+        self._announce_end("run.failed", "failed", seq, stage="results")
         raise error
 
     async def _block(self, doubts: Sequence[CallInDoubt]) -> None:
@@ -378,11 +378,11 @@ class _Loop:
         calls = [{"tool": call.name, "args": dict(call.args)} for call in reply.tool_calls]
         return {"seq": seq, "calls": calls, "llm_calls": self.run.model_requests}
 
-    def _announce_end(self, name: str, status: str, steps: int) -> None:
+    def _announce_end(self, name: str, status: str, steps: int, *, stage: str) -> None:
         run = self.run
         if run.has_sinks:
             step = run.journal.step
-            run.announce("checkpoint.saved", {"kind": KIND, "step": step, "status": status, "stage": "end"})
+            run.announce("checkpoint.saved", {"kind": KIND, "step": step, "status": status, "stage": stage})
             run.announce(name, {"kind": KIND, "step": step, "steps": steps, "llm_calls": run.model_requests})
 
 

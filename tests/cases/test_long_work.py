@@ -12,11 +12,10 @@ import pytest
 from agent_runtime.errors import CheckpointConflict, RecoveryNeedsDecision
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RunStatus
-from agent_runtime.offload import ThreadOffload
 from agent_runtime.testing.manual_clock import ManualClock
 from agent_runtime.testing.store_contract.witness import untouched
 from agent_runtime.tools import ToolRegistry
-from tests.bench import Bench, Place, Script, Worker, error_of, results_in, until
+from tests.bench import Bench, NoHeartbeat, Place, Script, Worker, error_of, results_in, until
 
 LEASE, BEAT, WORK = 0.6, 0.2, 1.5
 
@@ -86,14 +85,6 @@ async def test_a_call_longer_than_the_lease_is_nobody_elses(place: Place, work: 
     assert {type(error) for error in watcher.errors} == {CheckpointConflict}
     assert max(watcher.idle_ms) < LEASE * 1000, "its lease lapsed while it was at work"
     assert (await place.load("run")).row.epoch == 1
-
-
-class NoHeartbeat(ThreadOffload):
-    """Threads for tools, and none that says that the worker lives: what a frozen process looks like from outside."""
-
-    def spawn(self, name: str, target: Callable[[], None]) -> None:
-        if name != "agent-runtime-heartbeat":
-            super().spawn(name, target)
 
 
 @pytest.mark.parametrize("tool", ["charge", "lookup"])
