@@ -26,9 +26,10 @@ from agent_runtime.journal.seal import sealer_for
 from agent_runtime.journal.store import Answer, AnswerKind, Append
 from agent_runtime.run import RunContext
 from agent_runtime.telemetry import HistorySink
+from agent_runtime.testing.manual_clock import ManualClock
 from agent_runtime.testing.store_contract.witness import untouched
 from agent_runtime.tools import ToolRegistry
-from tests.bench import KEY, RING, Asked, Bench, Place, Script, Worker, error_of, results_in, until
+from tests.bench import KEY, RING, Asked, Bench, NoHeartbeat, Place, Script, Worker, error_of, results_in, until
 from tests.journal.genuine import Showing
 
 CALL: list[Asked] = [("charge_i", {"amount": 1})]
@@ -407,3 +408,30 @@ async def test_a_recovery_by_another_tenant_or_key_is_refused(place: Place) -> N
         with pytest.raises(CheckpointStoreCorrupt):
             await Worker(place).recover(model, bench.registry, checkpoint_key=KEY[::-1])
     assert bench.entered.total() == 0
+
+
+async def test_an_owner_that_is_heard_between_the_look_and_the_claim_keeps_its_run(place: Place) -> None:
+    clock, bench, model, leave = ManualClock(), Bench(), Script(CHARGE, "done"), asyncio.Event()
+
+    async def before(_: str, __: dict[str, object]) -> None:
+        await leave.wait()
+
+    class Waking(Worker):
+        """Its owner is heard again, just after this worker has looked."""
+
+        async def load_many(self, run_ids: Sequence[RunId]) -> list[StoredRun | None]:
+            found = await super().load_many(run_ids)
+            [run] = found
+            assert run is not None
+            await self.inner.renew(ID, guard=guard_of(run.row))
+            return found
+
+    bench.before = before
+    owner = asyncio.ensure_future(Worker(place, clock=clock).run(model, bench.registry, clock=clock, offload=NoHeartbeat()))
+    await until(lambda: bench.entered.total() == 1)
+    clock.advance(3600)
+    with pytest.raises(CheckpointConflict, match="held by process"):
+        await Waking(place, clock=clock).recover(model, bench.registry, clock=clock, offload=NoHeartbeat())
+    leave.set()
+    assert (await owner).status == "done"
+    assert (bench.effects, (await place.load("run")).row.epoch) == (1, 1)

@@ -68,7 +68,10 @@ async def waiting() -> str:
     return "worked"
 
 
-@pytest.mark.parametrize("work", [in_a_thread, blocking_the_loop, waiting], ids=lambda work: work.__name__)
+WORKS = [("sqlite", in_a_thread), ("sqlite", blocking_the_loop), ("sqlite", waiting), ("memory", blocking_the_loop)]
+
+
+@pytest.mark.parametrize(("place", "work"), WORKS, indirect=["place"])
 async def test_a_call_longer_than_the_lease_is_nobody_elses(place: Place, work: Callable[[], object]) -> None:
     registry = ToolRegistry()
     registry.tool(name="slow")(work)

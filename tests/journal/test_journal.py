@@ -194,6 +194,16 @@ async def test_a_claim_that_loses_a_race_is_fenced_and_no_alarm(store: Counting,
     assert (await stored_row(store)).epoch == 2
 
 
+async def test_a_claim_of_a_run_that_its_owner_wrote_on_meanwhile_is_no_alarm(store: Counting, clock: ManualClock) -> None:
+    first = opened(store, clock)
+    await first.barrier()
+    late = await claimed(store, clock)
+    first.note(RecordKind.STARTED, "0", 1)
+    await first.barrier()
+    with pytest.raises(Fenced, match="claimed by another owner first"):
+        await late.barrier()
+
+
 async def test_a_claim_of_a_run_whose_owner_was_heard_since_is_fenced_unless_it_takes_over(
     store: Counting, clock: ManualClock
 ) -> None:

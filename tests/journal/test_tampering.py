@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ import pytest
 
 from agent_runtime import codec
 from agent_runtime.errors import CheckpointStoreCorrupt, NewerFormat, UnknownKey
-from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRecord, StoredRun
-from agent_runtime.journal.seal import open_run
+from agent_runtime.journal.records import NO_OWNER, NO_SEAL, RunStatus, StoredRecord, StoredRun
+from agent_runtime.journal.seal import open_run, sealer_for
 from agent_runtime.tool_loop import recover_tool_loop
 from tests.bench import KEY, RING, Bench, Place, Worker, error_of
 from tests.journal.genuine import (
@@ -191,6 +191,41 @@ async def test_a_seal_of_one_purpose_is_none_for_another(run: StoredRun) -> None
         if seal != run.checkpoint.seal:
             with pytest.raises(CheckpointStoreCorrupt):
                 open_as_stored(run._replace(checkpoint=run.checkpoint._replace(seal=seal)))
+
+
+# What only a holder of the key could write, by a mistake of ours or on two sides of a fork.
+
+
+def sealed_again(run: StoredRun, change: Callable[[StoredRecord], StoredRecord]) -> StoredRun:
+    """The run as if its writer had noted its records like that."""
+    sealer, previous, records = sealer_for(RING, tenant="", run_id=RUN), NO_SEAL, []
+    for record in map(change, run.records):
+        previous = sealer.record(record.number, record.epoch, record.kind, record.call, record.attempt, previous, record.body)
+        records.append(record._replace(seal=previous))
+    row = run.row._replace(head=previous)
+    return run._replace(row=row._replace(seal=sealer.row(row)), records=tuple(records))
+
+
+def test_the_records_of_one_side_of_a_fork_are_refused_under_the_row_of_the_other(run: StoredRun) -> None:
+    last = run.row.number
+    other = sealed_again(run, lambda record: record._replace(body=b"{}") if record.number == last else record)
+    open_as_stored(other)
+    assert_corrupt(run._replace(records=other.records), "records of the other side")
+    assert_corrupt(run._replace(row=other.row), "row of the other side")
+
+
+def test_an_epoch_that_falls_or_is_ahead_of_the_row_is_refused_even_when_every_seal_holds(run: StoredRun) -> None:
+    open_as_stored(sealed_again(run, lambda record: record))
+    last = run.row.number
+    assert_corrupt(sealed_again(run, lambda r: r._replace(epoch=1) if r.number == last else r), "an epoch that falls")
+    assert_corrupt(sealed_again(run, lambda r: r._replace(epoch=3) if r.number == last else r), "an epoch ahead of the row")
+    assert_corrupt(sealed_again(run, lambda r: r._replace(epoch=2) if r.number == 1 else r), "an epoch that rises too early")
+
+
+@pytest.mark.parametrize("kept", [0, 1, 12])
+def test_a_missing_tail_is_counted(run: StoredRun, kept: int) -> None:
+    with pytest.raises(CheckpointStoreCorrupt, match=f"counts {run.row.number} records and {kept} are there"):
+        open_as_stored(run._replace(records=run.records[:kept]))
 
 
 # Rows and records of mixed age.
