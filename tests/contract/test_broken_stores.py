@@ -315,18 +315,14 @@ class ClosesOnce(Broken):
 
 
 class RenewsForAnybody(Broken):
-    async def renew(
-        self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None
-    ) -> Answer:
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
         row = self.stored(run_id)
         mine = guard if row is None else Guard(row.epoch, row.owner, row.number, row.head)
         return await super().renew(run_id, guard=mine, seen=seen)
 
 
 class RenewsOnlyAtTheHead(Broken):
-    async def renew(
-        self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None
-    ) -> Answer:
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
         row = self.stored(run_id)
         if row is not None and row.head != guard.head:
             return Answer(MOVED)
@@ -380,16 +376,12 @@ class CountsMessagesAsTheWriterDoes(Broken):
 
 
 class NeverSleepsAgain(Broken):
-    async def renew(
-        self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None
-    ) -> Answer:
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
         return await super().renew(run_id, guard=guard)
 
 
 class SleepsOverMessages(Broken):
-    async def renew(
-        self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None
-    ) -> Answer:
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
         row = self.stored(run_id)
         return await super().renew(run_id, guard=guard, seen=0 if row is None else row.posted)
 

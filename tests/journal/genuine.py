@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from agent_runtime.crash import CrashPoint
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import StoredCheckpoint, StoredRecord, StoredRow, StoredRun
-from agent_runtime.journal.seal import sealer_for
+from agent_runtime.journal.records import RecordKind, StoredCheckpoint, StoredRecord, StoredRow, StoredRun
+from agent_runtime.journal.seal import checkpoint_digest, sealer_for
 from agent_runtime.journal.store import Answer, Append, CheckpointStore
 from tests.bench import RING, Bench, Delegate, Place, Script, Worker
 
@@ -46,13 +46,19 @@ async def genuine_run(place: Place, run_id: str = RUN, *, tenant: str = "") -> S
     [run] = await place.open().load_many([RunId(run_id)])
     assert run is not None
     assert len(run.records) >= 12
-    return run._replace(checkpoint=genuine_checkpoint(run.row, b'{"cursor":3}'))
+    return with_checkpoint(run, b'{"cursor":3}')
 
 
-def genuine_checkpoint(row: StoredRow, body: bytes) -> StoredCheckpoint:
-    """A checkpoint that the run's owner could have written at its present step."""
+def with_checkpoint(run: StoredRun, body: bytes) -> StoredRun:
+    """The run after its owner has kept a state at its present step."""
+    row = run.row
     sealer = sealer_for(RING, tenant=row.tenant, run_id=row.run_id)
-    return StoredCheckpoint(row.step, body, sealer.checkpoint(row.step, body))
+    number, named = row.number + 1, checkpoint_digest(row.step, body)
+    seal = sealer.record(number, row.epoch, RecordKind.CHECKPOINT, "", 0, row.head, named)
+    record = StoredRecord(number, row.epoch, int(RecordKind.CHECKPOINT), "", 0, named, seal)
+    row = row._replace(number=number, head=seal)
+    checkpoint = StoredCheckpoint(row.step, body, sealer.checkpoint(row.step, body))
+    return StoredRun(row._replace(seal=sealer.row(row)), checkpoint, (*run.records, record))
 
 
 class Showing(Delegate):

@@ -22,10 +22,10 @@ from tests.journal.genuine import (
     Watching,
     calls_of,
     changes,
-    genuine_checkpoint,
     genuine_run,
     of_another_type,
     script,
+    with_checkpoint,
     with_column,
 )
 
@@ -207,7 +207,7 @@ def sealed_again(run: StoredRun, change: Callable[[StoredRecord], StoredRecord])
 
 
 def test_the_records_of_one_side_of_a_fork_are_refused_under_the_row_of_the_other(run: StoredRun) -> None:
-    last = run.row.number
+    last = run.row.number - 1  # before the record that names the checkpoint
     other = sealed_again(run, lambda record: record._replace(body=b"{}") if record.number == last else record)
     open_as_stored(other)
     assert_corrupt(run._replace(records=other.records), "records of the other side")
@@ -254,10 +254,22 @@ async def test_a_whole_run_put_back_to_an_older_genuine_state_is_not_seen(place:
         open_as_stored(older)
 
 
-async def test_a_checkpoint_from_a_later_step_than_the_row_is_refused(run: StoredRun) -> None:
-    ahead = genuine_checkpoint(run.row._replace(step=run.row.step + 1), b"{}")
+async def test_a_genuine_checkpoint_of_another_moment_is_refused_and_so_is_a_missing_one(run: StoredRun) -> None:
+    later = with_checkpoint(run, b'{"cursor":4}')
+    open_as_stored(later)
+    for other in (run.checkpoint, None):
+        with pytest.raises(CheckpointStoreCorrupt):
+            open_as_stored(later._replace(checkpoint=other))
     with pytest.raises(CheckpointStoreCorrupt):
-        open_as_stored(run._replace(checkpoint=ahead))
+        open_as_stored(run._replace(checkpoint=later.checkpoint))
+
+
+async def test_a_checkpoint_that_the_journal_never_named_is_refused(run: StoredRun, place: Place) -> None:
+    [plain] = await place.open().load_many([run.row.run_id])
+    assert plain is not None
+    open_as_stored(plain)
+    with pytest.raises(CheckpointStoreCorrupt):
+        open_as_stored(plain._replace(checkpoint=run.checkpoint))
 
 
 # The whole way: nothing is decoded, claimed or run.

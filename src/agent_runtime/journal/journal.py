@@ -30,7 +30,7 @@ from agent_runtime.journal.records import (
     StoredRecord,
     StoredRow,
 )
-from agent_runtime.journal.seal import Sealer
+from agent_runtime.journal.seal import Sealer, checkpoint_digest
 from agent_runtime.journal.states import RUN_LIFE
 from agent_runtime.journal.store import Answer, AnswerKind, Append, Guard
 
@@ -189,7 +189,8 @@ class Journal:
         self.step = self._taken_step + 1
 
     def keep_state(self, body: bytes) -> None:
-        """Store `body` as the program's state at the present step, with the next commit."""
+        """Store `body` as the program's state at the present step, and its digest in the journal, with the next commit."""
+        self.note(RecordKind.CHECKPOINT, body=checkpoint_digest(self.step, body))
         self._checkpoint = StoredCheckpoint(self.step, body, self._sealer.checkpoint(self.step, body))
 
     def set_status(self, status: RunStatus, *, wake_at: int | None = None) -> None:

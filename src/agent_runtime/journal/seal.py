@@ -36,7 +36,6 @@ from agent_runtime.journal.records import (
     SEAL_SIZE,
     RecordKind,
     RunStatus,
-    StoredCheckpoint,
     StoredMessage,
     StoredRecord,
     StoredRow,
@@ -56,6 +55,7 @@ _ROW = struct.Struct(">cBQQQQII")
 _CHECKPOINT = struct.Struct(">cQQ")
 _MESSAGE = struct.Struct(">cIQ")
 _LENGTH = struct.Struct(">I")
+_STEP = struct.Struct(">Q")
 _NO_SUCH_VALUES = (struct.error, TypeError, ValueError, AttributeError)
 """What sealing raises over values that we never write, such as text where a number belongs."""
 
@@ -249,8 +249,7 @@ def open_run(ring: KeyRing, run: StoredRun, *, tenant: str) -> Sealer:
         f"its row counts {row.number} records and {len(run.records)} are there",
     )
     _open_chain(ring, run, sealer)
-    if run.checkpoint is not None:
-        _open_checkpoint(run.checkpoint, row, sealer)
+    _open_checkpoint(run, sealer)
     return sealer
 
 
@@ -284,13 +283,25 @@ def _sealers_by_record(ring: KeyRing, records: tuple[StoredRecord, ...], newest:
     return found[::-1]
 
 
-def _open_checkpoint(checkpoint: StoredCheckpoint, row: StoredRow, sealer: Sealer) -> None:
+def checkpoint_digest(step: int, body: bytes) -> bytes:
+    """The body of the `checkpoint` record that binds a stored state to its place in the journal."""
+    return _STEP.pack(step) + sha256(body).digest()
+
+
+def _open_checkpoint(run: StoredRun, sealer: Sealer) -> None:
+    """The stored state is the one that the last `checkpoint` record names: no older one, and none where none is named."""
+    named = next((record.body for record in reversed(run.records) if record.kind == RecordKind.CHECKPOINT), None)
+    checkpoint = run.checkpoint
+    if checkpoint is None or named is None:
+        _require(checkpoint is None and named is None, run.row.run_id, "its checkpoint is not the one its journal names")
+        return
     try:
         seal = sealer.checkpoint(checkpoint.step, checkpoint.body)
-        holds = checkpoint.step <= row.step and hmac.compare_digest(seal, checkpoint.seal)
+        is_named = hmac.compare_digest(checkpoint_digest(checkpoint.step, checkpoint.body), named)
+        holds = is_named and hmac.compare_digest(seal, checkpoint.seal)
     except _NO_SUCH_VALUES:
         holds = False
-    _require(holds, row.run_id, "the seal of its checkpoint does not hold")
+    _require(holds, run.row.run_id, "its checkpoint is not the one its journal names, or its seal does not hold")
 
 
 def open_message(sealer: Sealer, message: StoredMessage) -> bool:

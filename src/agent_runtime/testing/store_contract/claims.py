@@ -213,7 +213,7 @@ class Renewing:
         hints = ("heartbeat_at", "idle_ms", "updated_at")
         kept = [name for name in run.row._fields if name not in hints]
         assert [getattr(run.row, name) for name in kept] == [getattr(before, name) for name in kept]
-        assert (len(run.records), run.checkpoint is not None) == (2, True)
+        assert (len(run.records), run.checkpoint is not None) == (3, True)
         draft = await land(store, draft, draft.add(b"two"))
 
     async def test_renewals_of_many_runs_are_answered_each_in_its_place(self, store: CheckpointStore) -> None:

@@ -109,7 +109,7 @@ class Crowding:
                     if run is not None:
                         open_run(RING, run, tenant=TENANT)
                         assert run.checkpoint is not None
-                        assert len(run.records) == 3
+                        assert len(run.records) == 4
                 await asyncio.sleep(0)
         assert None not in await store.load_many(run_ids)
 
@@ -169,7 +169,7 @@ async def _write_in_threes(store: CheckpointStore, draft: Draft) -> Draft:
     """Append three records at a time, with a checkpoint that names the last one's number."""
     for _ in range(APPENDS):
         checkpoint = b"%d" % (draft.row.number + 3)
-        draft = await land(store, draft, draft.add(b"one", b"two", b"three", checkpoint=checkpoint))
+        draft = await land(store, draft, draft.add(b"one", b"two", checkpoint=checkpoint))
     return draft
 
 

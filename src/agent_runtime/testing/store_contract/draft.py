@@ -19,7 +19,7 @@ from agent_runtime.journal.records import (
     StoredRecord,
     StoredRow,
 )
-from agent_runtime.journal.seal import KeyRing, Sealer, sealer_for
+from agent_runtime.journal.seal import KeyRing, Sealer, checkpoint_digest, sealer_for
 from agent_runtime.journal.store import Append, Guard
 
 TENANT = "contract"
@@ -137,6 +137,10 @@ class Draft:
         heartbeat_at: int | None = None,
     ) -> Append:
         """Any append: `entries` numbered, chained and sealed after what is stored, under `row` as it is wished."""
+        if checkpoint is not None:
+            named = Entry(RecordKind.CHECKPOINT, checkpoint_digest(row.step, checkpoint))
+            at = 1 if entries[0].kind is RecordKind.OPENED else 0
+            entries = (*entries[:at], named, *entries[at:])
         records = self._chain(row.epoch, entries)
         # `posted` in a row handed in is what its writer has seen: `save` and `record_call` have no other place for it.
         row = row._replace(number=records[-1].number, head=records[-1].seal, posted=seen)

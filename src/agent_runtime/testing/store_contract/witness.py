@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
 
+from agent_runtime.errors import CheckpointStoreCorrupt
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredMessage, StoredRow, StoredRun
 from agent_runtime.journal.seal import open_run
@@ -59,7 +60,10 @@ async def read(store: CheckpointStore, run_id: RunId) -> StoredRun:
     """A run that must be there, with its records; every seal, number and link of it checked."""
     [run] = await store.load_many([run_id])
     assert run is not None, f"run {run_id!r} was stored, and is not there"
-    open_run(RING, run, tenant=TENANT)
+    try:
+        open_run(RING, run, tenant=TENANT)
+    except CheckpointStoreCorrupt as error:
+        raise AssertionError(f"what a store gives back must verify: {error}") from error
     return run
 
 
