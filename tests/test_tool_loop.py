@@ -18,6 +18,7 @@ from agent_runtime.errors import (
     InvalidKey,
     InvalidRunId,
     InvalidSetting,
+    RecoveryNeedsDecision,
     StepLimitReached,
     Unrecordable,
 )
@@ -176,6 +177,38 @@ async def test_a_model_that_stays_away_is_asked_a_bounded_number_of_times_and_th
     assert 2 <= asked <= 5
     result = await Worker(place).recover(Script("done"), Bench().registry)
     assert (result.status, result.llm_calls) == ("done", asked + 1)
+
+
+async def test_a_cancellation_from_inside_the_model_is_none_of_the_caller(place: Place, clock: ManualClock) -> None:
+    async def cancelled(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply:
+        raise asyncio.CancelledError
+
+    with pytest.raises(ConnectionError):
+        await Worker(place).run(cancelled, Bench().registry, clock=clock)
+    assert (await Worker(place).recover(Script("done"), Bench().registry)).status == "done"
+
+
+async def test_a_call_still_queued_when_a_sibling_is_in_doubt_does_not_start(place: Place) -> None:
+    bench = Bench()
+
+    async def fail(tool: str, args: dict[str, object]) -> None:
+        if tool == "charge":
+            raise ValueError("nobody knows what this left behind")
+
+    bench.after = fail
+    model = Script([("charge", {"amount": 1}), ("charge_i", {"amount": 2}), ("lookup", {"name": "a"})], "done")
+    with pytest.raises(RecoveryNeedsDecision) as needed:
+        await Worker(place).run(model, bench.registry, parallel=1)
+    assert [tool for tool, _ in needed.value.calls] == ["charge"]
+    assert bench.entered == {"charge": 1}
+    bench.after = _nothing
+    result = await Worker(place).recover(model, bench.registry, rerun_in_doubt=True)
+    assert (result.status, model.asked) == ("done", 2)
+    assert bench.entered == {"charge": 2, "charge_i": 1, "lookup": 1}
+
+
+async def _nothing(tool: str, args: dict[str, object]) -> None:
+    return None
 
 
 async def test_a_model_with_a_mistake_of_its_own_is_not_asked_again_by_itself(place: Place) -> None:

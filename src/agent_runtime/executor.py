@@ -86,12 +86,16 @@ Outcome: TypeAlias = Returned | Answered | Unsent | Unknown
 
 
 class Siblings:
-    """How many calls of one reply are on their way: the last to end leaves its record to the next barrier."""
+    """The calls of one reply: how many are on their way, and whether one of them is in doubt.
 
-    __slots__ = ("running",)
+    The last to end leaves its record to the next barrier. Once one is in doubt, none that has not begun begins any more.
+    """
+
+    __slots__ = ("has_doubt", "running")
 
     def __init__(self, running: int) -> None:
         self.running = running
+        self.has_doubt = False
 
 
 class Executor:

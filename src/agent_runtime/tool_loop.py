@@ -252,7 +252,11 @@ class _Loop:
             try:
                 body = encode_reply(await self._ask(call))
             except (Exception, asyncio.CancelledError) as error:  # the answer is lost, not the decision: none was recorded
-                if is_being_cancelled() or not tries_left or not is_transport(error):
+                if is_being_cancelled() or not is_transport(error):
+                    raise
+                if not tries_left and isinstance(error, asyncio.CancelledError):
+                    raise ConnectionError("the answer was cancelled inside the model each time it was asked") from error
+                if not tries_left:
                     raise
                 await run.backing.clock.sleep(MODEL_PAUSE_SECONDS * 2.0 ** (MODEL_TRIES - 1 - tries_left))
                 continue
@@ -286,6 +290,7 @@ class _Loop:
 
     async def _call_all(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending]:
         """The endings of a reply's calls, in its order. All end, or are in doubt, before anything is raised."""
+        results: Sequence[Ending | CallInDoubt | None]
         if len(calls) == 1:
             results = [await self._call_one(seq, 0, calls, Siblings(1))]
         else:
@@ -302,14 +307,19 @@ class _Loop:
             return await self.executor.call(self.run, place, asked.name, asked.args, siblings)
         except CallInDoubt as doubt:
             siblings.running -= 1
+            siblings.has_doubt = True
             return doubt
 
-    async def _call_side_by_side(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending | CallInDoubt]:
+    async def _call_side_by_side(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending | CallInDoubt | None]:
+        """What each call came to; None for one that was still queued when another was in doubt."""
         gate = asyncio.Semaphore(self.options.parallel)
         siblings = Siblings(self._unfinished(seq, len(calls)))
 
-        async def one(index: int) -> Ending | CallInDoubt:
+        async def one(index: int) -> Ending | CallInDoubt | None:
             async with gate:
+                if siblings.has_doubt:
+                    siblings.running -= 1
+                    return None
                 return await self._call_one(seq, index, calls, siblings)
 
         tasks = [asyncio.create_task(one(index)) for index in range(len(calls))]

@@ -291,3 +291,17 @@ async def test_a_file_put_back_to_an_older_genuine_state_is_not_seen_and_only_th
     await recover(Copy(older).path, model, bench)
     assert (model.asked, bench.effects) == (2, 1)
     assert bench.remote.keys == [f"{RUN}:2"] * 2
+
+
+async def test_text_that_somebody_broke_hides_no_other_run_from_the_lists(genuine: Path) -> None:
+    copy = Copy(genuine)
+    copy.change("UPDATE runs SET name = CAST(x'ff' AS TEXT) WHERE run_id = ?", values=(RUN,))
+    await assert_refused(copy, "a name that is no text")
+    store = SQLiteCheckpointStore(copy.path)
+    try:
+        assert [row.run_id for row in await store.list_unfinished()] == [RUN, "order-8"]
+        assert [row.run_id for row in await store.list_runs()] == [RUN, "order-8"]
+        result = await recover_tool_loop(script(), Bench().registry, "order-8", checkpoints=store, checkpoint_key=KEY)
+        assert result.status == "done"
+    finally:
+        await store.close()

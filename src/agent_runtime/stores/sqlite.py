@@ -428,6 +428,7 @@ class SQLiteCheckpointStore(BatchStore):
             self._reader_is_stale = False
             self._reader.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
             self._reader.execute("PRAGMA query_only = ON")
+            self._reader.text_factory = _lenient  # text that somebody broke is for the seal of its own run to find
         return self._reader
 
     def _connect(self) -> sqlite3.Connection:
@@ -449,3 +450,7 @@ class SQLiteCheckpointStore(BatchStore):
         self._keys.clear()
         if db is not None:
             db.close()
+
+
+def _lenient(text: bytes) -> str:
+    return text.decode("utf-8", "surrogateescape")
