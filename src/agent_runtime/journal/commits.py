@@ -27,7 +27,6 @@ from agent_runtime.journal.records import StoredRow
 from agent_runtime.journal.store import Answer, AnswerKind, Append, AtOnce, CheckpointStore
 
 MAX_BATCH = 256
-SMALL_BATCH = 16
 MOST_IN_A_ROW = 8
 DEFINITE_TRIES = 4
 FIRST_PAUSE_SECONDS = 0.02
@@ -125,11 +124,8 @@ class GroupCommit:
 
     async def _carry(self) -> None:
         try:
-            sent = 0
             while self._waiting:
-                size = batch_size(len(self._waiting), sent)
-                members, self._waiting = self._waiting[:size], self._waiting[size:]
-                sent = len(members)
+                members, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
                 await self._send(*_take_all(members))
         finally:
             self._carrier = None
@@ -268,15 +264,6 @@ def _take_all(members: Sequence[Member]) -> tuple[list[Member], list[Append]]:
         else:
             taken.append(member)
     return taken, appends
-
-
-def batch_size(waiting: int, just_sent: int) -> int:
-    """How many of those who wait go now: about half of all who are at work, so that one half works while the other waits.
-
-    Who was just sent is taken to be at work again. A few go all together: a batch costs a disk write, whatever its size.
-    """
-    half = (waiting + just_sent + 1) // 2
-    return min(waiting, max(half, SMALL_BATCH), MAX_BATCH)
 
 
 class Landing(Enum):

@@ -2,8 +2,8 @@
 
 Rules of this file:
 
-* One writer: a thread, or inline on the event loop for a lone commit while that thread is idle (`inline=False` turns
-  this off, for slow disks). Every write is one transaction, begun with BEGIN IMMEDIATE.
+* One writer: a thread, or inline on the event loop while that thread is idle and the disk is quick, as its last commits
+  show (`inline=False` turns this off). Every write is one transaction, begun with BEGIN IMMEDIATE.
 * WAL, and `synchronous=FULL` read back: with less, acknowledged commits are lost in a power cut.
 * An error before COMMIT wrote nothing. An error at COMMIT is unknown: the connection is closed, and what follows reads
   through a fresh one.
@@ -42,6 +42,9 @@ BUSY_MS = 30_000
 SETUP_TRIES = 600
 SETUP_PAUSE_SECONDS = 0.05
 MOST_KEYS = 50_000
+QUICK_COMMIT_SECONDS = 0.004
+"""A commit that takes longer, on the average of the last ones, is worth a change of thread."""
+COMMITS_REMEMBERED = 8
 
 _RUNNING = int(RunStatus.RUNNING)
 _APPEND_TELLING = SQL["append"] + " RETURNING posted"
@@ -65,6 +68,7 @@ class SQLiteCheckpointStore(BatchStore):
         self._inline = inline
         self._serial = offload.serial("agent-runtime-sqlite")
         self._in_thread: set[object] = set()
+        self._commit_seconds = 0.0
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._keys: dict[RunId, int] = {}
@@ -81,11 +85,11 @@ class SQLiteCheckpointStore(BatchStore):
             check_append(append)
         if not appends:
             return []
-        answers = await self._write(lambda db: self._append_all(db, appends), is_short=len(appends) == 1)
+        answers = await self._write(lambda db: self._append_all(db, appends))
         return [Answer(AnswerKind.UNKNOWN)] * len(appends) if answers is None else answers
 
     def commit_at_once(self, append: Append) -> Answer | None:
-        if self._writer is None or self._in_thread or not self._inline:
+        if self._writer is None or not self._may_go_inline():
             return None
         check_append(append)
         try:
@@ -157,22 +161,20 @@ class SQLiteCheckpointStore(BatchStore):
         answer = await self._write(work)
         return Answer(AnswerKind.UNKNOWN) if answer is None else answer
 
-    async def _write(self, work: Callable[[sqlite3.Connection], T], *, is_short: bool = True) -> T | None:
-        """What the work gave once it is durable; None where nobody knows. Raises where nothing was written.
-
-        A short one is carried out here. Of a longer one only the wait for the disk goes to the thread: the statements
-        between are quicker here than handed to and fro.
-        """
+    async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        """What the work gave once it is durable; None where nobody knows. Raises where nothing was written."""
         if self._writer is None:
             await self._open()
-        if not self._inline or self._in_thread:
-            return await self._on_thread(lambda: self._transact_patiently(work))
-        try:
-            result = self._begin(work)
-        except Busy:
-            return await self._on_thread(lambda: self._transact_patiently(work))
-        landed = self._end() if is_short else await self._on_thread(self._end)
-        return result if landed else None
+        if self._may_go_inline():
+            try:
+                return self._transact(work)
+            except Busy:
+                pass
+        return await self._on_thread(lambda: self._transact_patiently(work))
+
+    def _may_go_inline(self) -> bool:
+        """Whether to write on the event loop: it spares two changes of thread, and stalls the loop for a disk write."""
+        return self._inline and not self._in_thread and self._commit_seconds < QUICK_COMMIT_SECONDS
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Have the writer thread do it. It counts as busy until it has, even if nobody waits for it any more."""
@@ -226,11 +228,13 @@ class SQLiteCheckpointStore(BatchStore):
         """Commit. False where nobody knows whether it landed: the next read tells."""
         db = self._writer
         assert db is not None, "a transaction is open"
+        began = self._clock.monotonic()
         try:
             db.execute("COMMIT")
         except sqlite3.Error:
             self._drop_writer()
             return False
+        self._commit_seconds += (self._clock.monotonic() - began - self._commit_seconds) / COMMITS_REMEMBERED
         return True
 
     def _roll_back(self, db: sqlite3.Connection) -> None:
