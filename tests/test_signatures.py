@@ -1,0 +1,62 @@
+"""A signature of plain types is checked as pydantic itself checks it, although most of pydantic is never loaded."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_runtime.errors import InvalidArguments
+from agent_runtime.signatures import ArgumentCheck, _declared_check, read_arguments, read_hints
+
+
+def scalars(text: str, whole: int, real: float, sure: bool, none: None = None) -> None: ...
+def choices(a: int | str, b: float | None, c: Literal["x", 1, True], d: bool | int | None = None) -> None: ...
+def nested(rows: list[dict[str, int]], items: list[Any], tree: dict[str, list[float | None]] | None = None) -> None: ...
+def anything(x: Any, y: object, z=3) -> None: ...  # type: ignore[no-untyped-def]  # a parameter without a type on purpose
+
+
+FUNCTIONS: list[Callable[..., None]] = [scalars, choices, nested, anything]
+
+leaves = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=4),
+    st.sampled_from(["1", "1.0", "true", "yes", "x", "", "1e3", " 7 ", "null"]), st.sampled_from([0, 1, 2**70, -1, 1.0, 1.5]),
+)  # fmt: skip
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+)
+
+
+def both_checks(function: Callable[..., None]) -> tuple[ArgumentCheck, ArgumentCheck]:
+    hints = read_hints(function, "tool")
+    plain, _ = read_arguments(function, "tool", hints)
+    declared, _ = _declared_check("tool", list(inspect.signature(function).parameters.values()), hints)
+    return plain, declared
+
+
+def outcome(check: ArgumentCheck, args: bytes) -> object:
+    """The arguments by type and value, or which of them do not fit."""
+    try:
+        return repr(check(args))
+    except InvalidArguments:
+        return "refused"
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_a_plain_signature_takes_and_refuses_what_pydantic_takes_and_refuses(function: Callable[..., None]) -> None:
+    plain, declared = both_checks(function)
+    names = [*inspect.signature(function).parameters, "unknown"]
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.dictionaries(st.sampled_from(names), values, max_size=5))
+    def compare(args: dict[str, object]) -> None:
+        data = json.dumps(args).encode()
+        assert outcome(plain, data) == outcome(declared, data)
+
+    compare()
+    assert plain is not declared
