@@ -161,9 +161,7 @@ def test_the_latest_of_the_runs_own_records_counts() -> None:
     records = [*BEGINNING, record(3, RecordKind.CHECKPOINT), record(4, RecordKind.RELEASED), record(5, RecordKind.CLAIMED),
                record(6, RecordKind.CHECKPOINT), record(7, RecordKind.ENDED)]  # fmt: skip
     history = read(records)
-    assert (history.opened, history.claimed, history.last_checkpoint, history.ended) == (
-        records[0], records[4], records[5], records[6],
-    )  # fmt: skip
+    assert (history.opened, history.claimed, history.ended) == (records[0], records[4], records[6])
 
 
 def test_a_record_of_another_key_names_a_key_and_no_call() -> None:

@@ -56,7 +56,6 @@ class History:
     opened: StoredRecord | None = None
     claimed: StoredRecord | None = None
     ended: StoredRecord | None = None
-    last_checkpoint: StoredRecord | None = None
     lives: dict[str, CallLife] = field(default_factory=dict)
 
     def in_doubt(self) -> list[CallLife]:
@@ -122,8 +121,6 @@ def _note_own(run_id: str, history: History, record: StoredRecord) -> None:
             history.opened = record
         case RecordKind.CLAIMED:
             history.claimed = record
-        case RecordKind.CHECKPOINT:
-            history.last_checkpoint = record
         case RecordKind.ENDED:
             history.ended = record
         case _:

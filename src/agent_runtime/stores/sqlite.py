@@ -93,10 +93,10 @@ class SQLiteCheckpointStore(BatchStore):
             return None
         check_append(append)
         try:
-            answer = self._begin(lambda db: self._append_lone(db, append))
+            answer = self._transact(lambda db: self._append_lone(db, append))
         except Busy:
             return None
-        return answer if self._end() else Answer(AnswerKind.UNKNOWN)
+        return Answer(AnswerKind.UNKNOWN) if answer is None else answer
 
     async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
         return await self._answer(lambda db: self._renew(db, run_id, guard, seen, wake_at))
