@@ -179,7 +179,9 @@ class Run:
 
     async def ready_to_act(self, *, is_alone: bool) -> None:
         """Everything noted is committed, and this worker may still believe that the run is its own: the door to every act."""
-        await self.journal.barrier(is_alone=is_alone)
+        waiter = self.journal.stand(is_alone=is_alone)
+        if waiter is not None:
+            await waiter
         if self._pending_events:
             self._announce_pending()
         if self._now() >= self.journal.trusted_until:

@@ -2,7 +2,7 @@
 
 Rules of this file:
 
-* A record is numbered, chained and sealed when it is noted; noting is not yet writing.
+* A record is numbered when it is noted, chained and sealed when its commit is taken; noting is not yet writing.
 * A barrier returns once everything noted before it is committed under the present epoch, and raises if that is not so.
   Nothing acts on the outside world, and nothing waits for it, between a note and its barrier.
 * After one failure (`Fenced`, corrupt, unavailable) every note and every barrier raises it again.
@@ -27,10 +27,10 @@ from agent_runtime.journal.records import (
     RecordKind,
     RunStatus,
     StoredCheckpoint,
-    StoredRecord,
     StoredRow,
+    new_tuple,
 )
-from agent_runtime.journal.seal import Sealer, checkpoint_digest
+from agent_runtime.journal.seal import Noted, Sealer, checkpoint_digest
 from agent_runtime.journal.states import RUN_LIFE
 from agent_runtime.journal.store import Answer, AnswerKind, Append, Guard
 
@@ -107,6 +107,7 @@ class Journal:
         "run_id",
         "status",
         "step",
+        "trust_seconds",
         "trusted_until",
         "wake_at",
     )
@@ -130,7 +131,7 @@ class Journal:
         self._pid = getpid()
         self._guard = guard
         self._claimed_epoch = 0
-        self._buffer: list[StoredRecord] = []
+        self._buffer: list[Noted] = []
         self._checkpoint: StoredCheckpoint | None = None
         self._flying: Append | None = None
         self._enrolled = False
@@ -145,12 +146,9 @@ class Journal:
         self.attempts, self.posted, self.wake_at = row.attempts, row.posted, row.wake_at
         self.owner, self.lease_ms = row.owner, row.lease_ms
         self.mode = mode
-        self.trusted_until = clock.monotonic() + self.trust_seconds
-
-    @property
-    def trust_seconds(self) -> float:
+        self.trust_seconds = row.lease_ms / 1000 * TRUSTED_SHARE
         """How long after a sign of life the worker believes that the run is still its own."""
-        return self.lease_ms / 1000 * TRUSTED_SHARE
+        self.trusted_until = clock.monotonic() + self.trust_seconds
 
     @property
     def failure(self) -> BaseException | None:
@@ -177,10 +175,9 @@ class Journal:
         if self._failure is not None or getpid() != self._pid:
             raise self._why_stopped()
         assert not self._released, f"run {self.run_id!r} was given back; nothing is written after that"
-        number, epoch, code = self.number + 1, self.epoch, int(kind)
-        seal = self._sealer.record(number, epoch, code, call, attempt, self.head, body)
-        self._buffer.append(StoredRecord(number, epoch, code, call, attempt, body, seal))
-        self.number, self.head = number, seal
+        code = int(kind)
+        self.number += 1
+        self._buffer.append((code, call, attempt, body))
         if code in PROGRESS:
             self.attempts = 0
 
@@ -203,23 +200,29 @@ class Journal:
         """The next commit frees the run: it has no owner from then on."""
         self._released = True
 
-    async def barrier(self, *, is_alone: bool = False) -> None:
-        """Wait until everything noted so far is committed. Raises `Fenced`, or what else keeps it from being so.
+    async def barrier(self) -> None:
+        """Wait until everything noted so far is committed. Raises `Fenced`, or what else keeps it from being so."""
+        waiter = self.stand(is_alone=False)
+        if waiter is not None:
+            await waiter
+
+    def stand(self, *, is_alone: bool) -> asyncio.Future[None] | None:
+        """What a barrier waits for; None where all is committed already.
 
         `is_alone`: no other task of this run is about to note something that this commit could carry too.
         """
         if self._failure is not None or getpid() != self._pid:
             raise self._why_stopped()
         if not self._buffer and self._flying is None:
-            return
+            return None
         if is_alone and self._flying is None and not self._enrolled and self._commits.carry_now(self):
             if self._failure is not None:
                 raise self._failure
-            return
+            return None
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((self.number, waiter))
         self._enroll()
-        await waiter
+        return waiter
 
     def leave(self) -> None:
         """Nothing more is written through this journal."""
@@ -255,8 +258,11 @@ class Journal:
 
     def take(self) -> Append:
         self._enrolled = False
-        append = Append(self._row(), self._guard, tuple(self._buffer), self._checkpoint, self.posted)
-        self._buffer, self._checkpoint = [], None
+        noted, self._buffer = self._buffer, []
+        records = self._sealer.chain(noted, number=self.number - len(noted), epoch=self.epoch, previous=self.head)
+        self.head = records[-1].seal
+        append = new_tuple(Append, (self._row(), self._guard, records, self._checkpoint, self.posted))
+        self._checkpoint = None
         self._flying, self._taken_step = append, self.step
         return append
 
@@ -264,10 +270,14 @@ class Journal:
         append = self._flying
         assert append is not None
         self._flying = None
-        match answer.kind:
-            case AnswerKind.OK:
-                self._landed_ok(append.row, answer.posted, sent_at)
-            case AnswerKind.MOVED if append.row.epoch != self._claimed_epoch:
+        if answer.kind is AnswerKind.OK:
+            self._landed_ok(append.row, answer.posted, sent_at)
+        else:
+            self._refused(append.row, answer.kind)
+
+    def _refused(self, row: StoredRow, kind: AnswerKind) -> None:
+        match kind:
+            case AnswerKind.MOVED if row.epoch != self._claimed_epoch:
                 self.fail(Fenced(f"run {self.run_id!r} was claimed by another owner first"))
             case AnswerKind.FENCED:
                 self.fail(Fenced(f"run {self.run_id!r} is held by another owner, has ended, or is gone"))
@@ -279,8 +289,8 @@ class Journal:
                         "and look at the journal before anything goes on."
                     )
                 )
-            case AnswerKind.UNKNOWN:
-                raise AssertionError("an unknown answer is settled before it is handed out")
+            case AnswerKind.OK | AnswerKind.UNKNOWN:
+                raise AssertionError("what landed is no refusal, and what is unknown is settled before it is handed out")
 
     def failed(self, error: BaseException) -> None:
         self._flying = None
@@ -290,13 +300,17 @@ class Journal:
         return now < self.trusted_until
 
     def _landed_ok(self, row: StoredRow, posted: int, sent_at: float) -> None:
-        self._guard = Guard(row.epoch, row.owner, row.number, row.head)
+        number = row.number
+        self._guard = new_tuple(Guard, (row.epoch, row.owner, number, row.head, None))
         self._claimed_epoch = row.epoch
-        self.posted = max(self.posted, posted)
-        self.trusted_until = max(self.trusted_until, sent_at + self.trust_seconds)
+        if posted > self.posted:
+            self.posted = posted
+        trusted_until = sent_at + self.trust_seconds
+        if trusted_until > self.trusted_until:
+            self.trusted_until = trusted_until
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            if waiter[0] > row.number:
+            if waiter[0] > number:
                 self._waiters.append(waiter)
             elif not waiter[1].done():
                 waiter[1].set_result(None)
@@ -318,7 +332,7 @@ class Journal:
         sealer, status = self._sealer, int(self.status)
         owner = NO_OWNER if self._released else self.owner
         seal = sealer.row_of(self.kind, self.name, status, self.step, self.epoch, owner, self.number, self.head, self.attempts)
-        return StoredRow(
+        return new_tuple(StoredRow, (
             self.run_id, FORMAT, sealer.key_id, sealer.tenant, self.kind, self.name, status, self.step, self.epoch, owner,
-            self.number, self.head, self.attempts, seal, self.lease_ms, self.wake_at,
-        )  # fmt: skip
+            self.number, self.head, self.attempts, seal, self.lease_ms, self.wake_at, 0, 0, 0, 0, 0,
+        ))  # fmt: skip

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from agent_runtime.ids import RunId
 
+new_tuple = tuple.__new__
+"""Makes a named tuple of all its fields at once, without the call that its class has in between."""
+
 FORMAT = 1
 """The form of rows, records and seals that this version writes. A higher one is refused."""
 

@@ -22,7 +22,7 @@ import binascii
 import hmac
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -40,7 +40,11 @@ from agent_runtime.journal.records import (
     StoredRecord,
     StoredRow,
     StoredRun,
+    new_tuple,
 )
+
+Noted: TypeAlias = tuple[int, str, int, bytes]
+"""A record that has its place in line and no seal yet: kind, call, attempt, body."""
 
 CheckpointKey: TypeAlias = "bytes | Mapping[str, bytes] | KeyRing"
 """A key of 16 bytes or more; a mapping {id: key} whose last one is active; or a `KeyRing`."""
@@ -164,12 +168,24 @@ class Sealer:
 
     def record(self, number: int, epoch: int, kind: int, call: str, attempt: int, previous: bytes, body: bytes) -> bytes:
         """The seal of a record after the one whose seal is `previous`."""
-        place = call.encode()
-        inner = self._inner.copy()  # as `_seal`, without a call: this is the one made most often
-        inner.update(_RECORD.pack(b"J", number, epoch, kind, attempt, len(place), len(body)) + place + previous + body)
-        outer = self._outer.copy()
-        outer.update(inner.digest())
-        return outer.digest()
+        [record] = self.chain([(kind, call, attempt, body)], number=number - 1, epoch=epoch, previous=previous)
+        return record.seal
+
+    def chain(
+        self, noted: Sequence[Noted], *, number: int, epoch: int, previous: bytes
+    ) -> tuple[StoredRecord, ...]:
+        """The records that follow number `number`, whose seal is `previous`: each sealed over the one before it."""
+        new_inner, new_outer, pack = self._inner.copy, self._outer.copy, _RECORD.pack
+        records = []
+        for code, call, attempt, body in noted:
+            number += 1
+            place = call.encode()
+            inner, outer = new_inner(), new_outer()
+            inner.update(pack(b"J", number, epoch, code, attempt, len(place), len(body)) + place + previous + body)
+            outer.update(inner.digest())
+            previous = outer.digest()
+            records.append(new_tuple(StoredRecord, (number, epoch, code, call, attempt, body, previous)))
+        return tuple(records)
 
     def row(self, row: StoredRow) -> bytes:
         """The seal of a row, over all its sealed columns."""
