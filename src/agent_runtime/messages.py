@@ -2,32 +2,37 @@
 
 A history is computed from the journal, never edited in place. In it each tool call has exactly one result, right after
 the message that asked for it and in the order asked; ids of calls are unique within a message.
+Values are named tuples: several are made a step, and one costs a third of a frozen dataclass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args, overload
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload
 
 from agent_runtime import codec
+from agent_runtime.codec import readable
 from agent_runtime.errors import InvalidSetting, Unrecordable
+from agent_runtime.journal.records import new_tuple
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 _ROLES: tuple[str, ...] = get_args(Role)
+_FIELDS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class ToolCall(NamedTuple):
     """One call that the model asks for: `id` is the model's own name for it and steers nothing."""
 
     id: str
     name: str
-    args: Mapping[str, object] = field(default_factory=dict)
+    args: Mapping[str, object] = _NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
+class ToolSpec(NamedTuple):
     """What the model sees of a tool: its name, what it does, and the JSON schema of its arguments."""
 
     name: str
@@ -35,8 +40,7 @@ class ToolSpec:
     parameters: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """One message. A `tool` message answers the call `tool_call_id`."""
 
     role: Role
@@ -46,13 +50,12 @@ class Message:
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """What a model answers: text, or calls to make, or both. One without calls ends a loop."""
 
     text: str = ""
     tool_calls: Sequence[ToolCall] = ()
-    usage: Mapping[str, int] = field(default_factory=dict)
+    usage: Mapping[str, int] = _NOTHING
 
 
 class Transcript(Sequence[Message]):
@@ -94,7 +97,7 @@ def read_messages(given: str | Sequence[Message | Mapping[str, object]]) -> list
     """The messages that a loop starts with: text from the user, `Message`s, or chat-style dicts."""
     if isinstance(given, str):
         return [Message("user", given)]
-    if not isinstance(given, Sequence):
+    if not _is_list(given):
         raise InvalidSetting(f"the messages of a loop are text or a list, found {type(given).__name__}; pass messages='…'")
     if not given:
         raise InvalidSetting("a loop starts with at least one message, found none; pass messages='…'")
@@ -102,6 +105,10 @@ def read_messages(given: str | Sequence[Message | Mapping[str, object]]) -> list
     messages = decode_messages(plain)
     check_history(messages)
     return messages
+
+
+def _is_list(given: object) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, Message)
 
 
 def check_history(messages: Sequence[Message]) -> None:
@@ -124,7 +131,7 @@ def check_history(messages: Sequence[Message]) -> None:
 
 def encode_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
     """Messages as plain data, in which a lone surrogate, which no request can hold, has become U+FFFD."""
-    return [codec.readable(_to_plain(message)) for message in messages]
+    return [readable(_to_plain(message)) for message in messages]
 
 
 def decode_messages(plain: Sequence[Mapping[str, object]]) -> list[Message]:
@@ -148,15 +155,17 @@ def encode_reply(reply: Reply) -> bytes:
     try:
         data = codec.encode(plain)
     except Unrecordable:
-        if (shown := codec.readable(plain)) == plain:
+        if (shown := readable(plain)) == plain:
             raise
         return codec.encode(shown)
     # What is decided is what the next request can hold: a lone surrogate has become U+FFFD.
-    return data if b"\\ud" not in data else codec.encode(codec.readable(plain))
+    return data if b"\\ud" not in data else codec.encode(readable(plain))
 
 
 def _checked_calls(calls: object) -> Sequence[object]:
-    if not isinstance(calls, Sequence) or isinstance(calls, str):
+    if type(calls) is list:
+        return calls
+    if not isinstance(calls, Sequence) or isinstance(calls, str | ToolCall):
         raise InvalidSetting(f"the tool calls of a reply are a list of ToolCall, found {type(calls).__name__}")
     return calls
 
@@ -175,18 +184,20 @@ def _check_ids(ids: Sequence[object]) -> None:
 def decode_reply(data: bytes) -> Reply:
     """The reply that `encode_reply` was given."""
     plain = codec.decode(data)
-    calls = tuple(ToolCall(call["id"], call["name"], call["args"]) for call in plain.get("tool_calls", ()))
-    return Reply(plain["text"], calls, plain.get("usage", {}))
+    calls = tuple([new_tuple(ToolCall, (call["id"], call["name"], call["args"])) for call in plain.get("tool_calls", ())])
+    return new_tuple(Reply, (plain["text"], calls, plain.get("usage", _NOTHING)))
 
 
 def reply_message(reply: Reply) -> Message:
     """The reply as the message that the history holds."""
-    return Message("assistant", reply.text, tuple(reply.tool_calls))
+    return new_tuple(Message, ("assistant", reply.text, tuple(reply.tool_calls), None, None))
 
 
 def _plain_call(call: object) -> dict[str, object]:
-    if isinstance(call, ToolCall) and type(call.id) is str and type(call.name) is str and isinstance(call.args, Mapping):
-        return {"id": codec.readable(call.id), "name": call.name, "args": dict(call.args)}
+    if isinstance(call, ToolCall):
+        name, called, args = call
+        if type(name) is str and type(called) is str and (type(args) is dict or isinstance(args, Mapping)):
+            return {"id": readable(name), "name": called, "args": dict(args)}
     raise InvalidSetting(f"a tool call is a ToolCall with a text id, a text name and a mapping of arguments, found {call!r}")
 
 
@@ -204,8 +215,7 @@ def _to_plain(message: Message) -> dict[str, object]:
 def _from_dict(given: Any, at: int) -> Message:
     if not isinstance(given, Mapping):
         raise InvalidSetting(f"message {at} must be a Message or a dict, found {type(given).__name__}")
-    unknown = set(given) - {"role", "content", "tool_calls", "tool_call_id", "name"}
-    if unknown:
+    if unknown := given.keys() - _FIELDS:
         raise InvalidSetting(f"message {at} has unknown fields {sorted(map(str, unknown))}")
     role, content = given.get("role"), given.get("content", "")
     if role not in _ROLES:
