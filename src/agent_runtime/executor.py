@@ -114,14 +114,44 @@ class Executor:
             tool = self.registry.get(name)
             arguments = tool.check(recorded_args)
         except (UnknownTool, InvalidArguments) as error:
-            if life is not None and life.state is not CallState.NEW:
-                raise CallInDoubt(_doubt(run, life, name, f"its tool no longer takes it: {error}"), error) from error
-            body = _error_body(error)
-            told = {"call": call, "tool": name, "attempt": 0, "error": _named(error)}
-            if note_ending(run, call, 0, body, siblings, told):
-                await run.barrier()
-            return read_ending(body, None)
-        return await _Attempts(run, call, tool, recorded_args, life, siblings).make(arguments)
+            return await _refuse(run, call, life, name, error, siblings)
+        attempts = _Attempts(run, call, tool, recorded_args, life, siblings)
+        while True:
+            if run.is_armed:
+                await run.reach(CrashPoint.BEFORE_INTENT, seq_of(call))
+            attempts.note_intent()
+            await run.ready_to_act(is_alone=siblings.running == 1)
+            if run.has_sinks:
+                run.announce("call.started", attempts.data())
+            if run.is_armed:
+                await run.reach(CrashPoint.AFTER_INTENT, seq_of(call))
+            outcome = await act(run, tool, arguments, attempts.key)
+            if run.is_armed:
+                await run.reach(CrashPoint.AFTER_CALL, seq_of(call))
+            body = attempts.body_of(outcome)
+            if not isinstance(body, bytes):
+                body = await attempts.without_ending(outcome, body)
+            if body is not None:
+                if attempts.note_ending(body, outcome):
+                    await run.barrier()
+                if run.is_armed:
+                    await run.reach(CrashPoint.AFTER_CONFIRM, seq_of(call))
+                return read_ending(body, tool)
+            await attempts.pause()
+            arguments = tool.check(recorded_args)  # fresh ones: the attempt before may have changed its own
+
+
+async def _refuse(
+    run: Run, call: CallId, life: CallLife | None, name: str, error: UnknownTool | InvalidArguments, siblings: Siblings
+) -> Ending:
+    """A call that no tool takes is answered with why, and never sent; one that was sent before is in doubt."""
+    if life is not None and life.state is not CallState.NEW:
+        raise CallInDoubt(_doubt(run, life, name, f"its tool no longer takes it: {error}"), error) from error
+    body = _error_body(error)
+    told = {"call": call, "tool": name, "attempt": 0, "error": _named(error)}
+    if note_ending(run, call, 0, body, siblings, told):
+        await run.barrier()
+    return read_ending(body, None)
 
 
 def note_ending(
@@ -139,86 +169,59 @@ class _Attempts:
     """The attempts at one call, until one of them ends it or leaves it in doubt."""
 
     __slots__ = (
-        "asked",
-        "attempt",
-        "began",
-        "call",
-        "key",
-        "recorded_args",
-        "run",
-        "seq",
-        "siblings",
-        "started_ms",
-        "tool",
-        "tries_left",
+        "asked", "attempt", "began", "call", "key", "recorded_args", "run", "siblings", "started_ms", "tool", "tries_left",
         "unrecordable",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, run: Run, call: CallId, tool: Tool, recorded_args: bytes, life: CallLife | None, siblings: Siblings
     ) -> None:
         self.run, self.call, self.tool, self.siblings = run, call, tool, siblings
         self.recorded_args = recorded_args
-        self.seq = seq_of(call)
         self.key = run.key(call)
-        self.asked = b'{"tool":%b,"args":%b,"at":' % (codec.encode_checked(tool.name), recorded_args)
-        self.attempt = 0 if life is None else life.attempts
+        self.asked = b'{"tool":%b,"args":%b,"at":' % (tool.recorded_name, recorded_args)
         self.began = 0.0
         self.started_ms = 0
-        self.unrecordable = 0 if life is None else life.unrecordable
+        if life is None:
+            self.attempt = self.unrecordable = 0
+            self.tries_left = tool.attempts
+            return
+        self.attempt, self.unrecordable = life.attempts, life.unrecordable
         self.tries_left = max(1, tool.attempts - self.attempt)
-        if life is not None and life.asked and not life.asked.startswith(self.asked):
+        if life.asked and not life.asked.startswith(self.asked):
             raise CheckpointStoreCorrupt(
                 f"run {run.run_id!r}: call {call} was asked with other arguments than its decision holds; nothing was run"
             )
 
-    async def make(self, arguments: dict[str, Any]) -> Ending:
-        """Act until the call has an ending."""
-        while True:
-            await self._intend()
-            outcome = await self._act(arguments)
-            ending = await self._settle(outcome)
-            if ending is not None:
-                return ending
-            await self._pause()
-            arguments = self.tool.check(self.recorded_args)  # fresh ones: the attempt before may have changed its own
-
-    async def _intend(self) -> None:
-        run = self.run
+    def note_intent(self) -> None:
+        """The next attempt is about to be made."""
         self.attempt += 1
         self.tries_left -= 1
-        if run.is_armed:
-            await run.reach(CrashPoint.BEFORE_INTENT, self.seq)
-        self.started_ms = run.now_ms()
-        run.note(RecordKind.STARTED, self.call, self.attempt, b"%b%d}" % (self.asked, self.started_ms))
-        await run.ready_to_act(is_alone=self.siblings.running == 1)
-        if run.has_sinks:
-            run.announce("call.started", self._data())
-        if run.is_armed:
-            await run.reach(CrashPoint.AFTER_INTENT, self.seq)
+        self.started_ms = self.run.now_ms()
+        self.run.note(RecordKind.STARTED, self.call, self.attempt, b"%b%d}" % (self.asked, self.started_ms))
+        if self.run.has_sinks:
+            self.began = self.run.backing.clock.monotonic()
 
-    async def _act(self, arguments: dict[str, Any]) -> Outcome:
-        self.began = self.run.backing.clock.monotonic()
-        token = CALL_KEY.set(self.key)
-        try:
-            outcome = await act(self.run, self.tool, arguments)
-        finally:
-            CALL_KEY.reset(token)
-        if self.run.is_armed:
-            await self.run.reach(CrashPoint.AFTER_CALL, self.seq)
-        return outcome
+    def body_of(self, outcome: Outcome) -> bytes | Unrecordable | None:
+        """What an attempt that ended the call is recorded as; why it cannot be; or None where it has not ended the call."""
+        if isinstance(outcome, Returned):
+            try:
+                return _RESULT + self.tool.result.encode(outcome.value) + b"}"
+            except Unrecordable as error:
+                return error.named(self.tool.name)
+        return _error_body(outcome.error) if isinstance(outcome, Answered) else None
 
-    async def _settle(self, outcome: Outcome) -> Ending | None:
-        """What an attempt came to: an ending, or None where the call is to be tried again."""
+    async def without_ending(self, outcome: Outcome, trouble: Unrecordable | None) -> bytes | None:
+        """What to record of an attempt that has not ended its call; None where it is to be tried again."""
         match outcome:
-            case Returned(value):
-                return await self._record(value)
-            case Answered(error):
-                return await self._answer(error)
+            case Returned():
+                assert trouble is not None, "what was returned is recorded, or cannot be"
+                await self._note_unrecordable(trouble)
+                return None
             case Unsent(error):
                 self.run.note(RecordKind.UNSENT, self.call, self.attempt, _error_body(error))
                 if self.tries_left <= 0:
-                    return await self._answer(error)
+                    return _error_body(error)
                 await self.run.barrier()
                 return None
             case Unknown(why, error, on_thread):
@@ -226,20 +229,12 @@ class _Attempts:
                 if not self.tool.rule.may_repeat or on_thread or self.tries_left <= 0:
                     raise CallInDoubt(self._doubt(why), error)
                 return None
+            case Answered():
+                raise AssertionError("an answer ends its call")
             case _:
                 assert_never(outcome)
 
-    async def _record(self, value: object) -> Ending | None:
-        try:
-            data = self.tool.result.encode(value)
-        except Unrecordable as error:
-            await self._unrecordable(error.named(self.tool.name))
-            return None
-        body = _RESULT + data + b"}"
-        await self._confirm(body, "result", value)
-        return read_ending(body, self.tool)
-
-    async def _unrecordable(self, error: Unrecordable) -> None:
+    async def _note_unrecordable(self, error: Unrecordable) -> None:
         """It happened, and what it gave cannot be stored: in doubt, and never forgotten."""
         self.unrecordable += 1
         self.run.note(RecordKind.UNRECORDABLE, self.call, self.attempt, _error_body(error))
@@ -248,42 +243,38 @@ class _Attempts:
         if not self.tool.rule.may_repeat or self.unrecordable >= MOST_UNRECORDABLE:
             raise CallInDoubt(self._doubt(f"it ran, and {error}"), error)
 
-    async def _answer(self, error: BaseException) -> Ending:
-        body = _error_body(error)
-        await self._confirm(body, "error", _named(error))
-        return read_ending(body, self.tool)
-
-    async def _confirm(self, body: bytes, told_as: str, told: object) -> None:
-        data = None
+    def note_ending(self, body: bytes, outcome: Outcome) -> bool:
+        """The call has ended; whether its record is to be written by itself."""
+        told: dict[str, object] | None = None
         if self.run.has_sinks:
-            seconds = self.run.backing.clock.monotonic() - self.began
-            data = {**self._data(), "duration": seconds, told_as: told}
-        if note_ending(self.run, self.call, self.attempt, body, self.siblings, data):
-            await self.run.barrier()
-        if self.run.is_armed:
-            await self.run.reach(CrashPoint.AFTER_CONFIRM, self.seq)
+            came = {"result": outcome.value} if isinstance(outcome, Returned) else {"error": _named(outcome.error)}
+            told = {**self.data(), "duration": self.run.backing.clock.monotonic() - self.began, **came}
+        return note_ending(self.run, self.call, self.attempt, body, self.siblings, told)
 
-    async def _pause(self) -> None:
+    async def pause(self) -> None:
+        """Before the next attempt: twice as long each time."""
         tried = self.tool.attempts - self.tries_left
         await self.run.backing.clock.sleep(self.tool.pause_seconds * 2.0 ** min(tried - 1, 10))
+
+    def data(self) -> dict[str, object]:
+        """What an event says of this call."""
+        step = self.run.journal.step
+        return {"step": step, "call": self.call, "tool": self.tool.name, "key": self.key, "attempt": self.attempt}
 
     def _doubt(self, why: str) -> Doubt:
         args, age_ms = codec.decode(self.recorded_args), self.run.now_ms() - self.started_ms
         return make_doubt(self.run.run_id, self.call, self.key, self.tool.name, self.attempt, why, args, age_ms)
 
-    def _data(self) -> dict[str, object]:
-        step = self.run.journal.step
-        return {"step": step, "call": self.call, "tool": self.tool.name, "key": self.key, "attempt": self.attempt}
-
     def _announce_doubt(self, why: str) -> None:
         if self.run.has_sinks:
-            self.run.announce("call.in_doubt", {**self._data(), "why": why})
+            self.run.announce("call.in_doubt", {**self.data(), "why": why})
 
 
-async def act(run: Run, tool: Tool, arguments: dict[str, Any]) -> Outcome:
-    """Call the tool, and say what is known afterwards."""
+async def act(run: Run, tool: Tool, arguments: dict[str, Any], key: str) -> Outcome:
+    """Call the tool under its idempotency key, and say what is known afterwards."""
     job: Job[Any] | None = None
     deadline = None if tool.timeout_seconds is None else asyncio.timeout(tool.timeout_seconds)
+    token = CALL_KEY.set(key)
     try:
         if tool.is_async:
             answer = tool.function(**arguments)
@@ -297,6 +288,8 @@ async def act(run: Run, tool: Tool, arguments: dict[str, Any]) -> Outcome:
             return Returned(await answer)
     except (Exception, asyncio.CancelledError) as error:
         return _after(tool, error, job, is_late=deadline is not None and deadline.expired())
+    finally:
+        CALL_KEY.reset(token)
 
 
 def _after(tool: Tool, error: BaseException, job: Job[Any] | None, *, is_late: bool) -> Outcome:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from agent_runtime import codec
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
@@ -29,7 +29,7 @@ from agent_runtime.events import Sink
 from agent_runtime.executor import CallInDoubt, Ending, Executor, Siblings, is_being_cancelled, is_transport, read_ending
 from agent_runtime.ids import RunId, check_run_id, is_reply, reply_call, tool_call
 from agent_runtime.journal.journal import Commits
-from agent_runtime.journal.records import RecordKind, RunStatus
+from agent_runtime.journal.records import RecordKind, RunStatus, new_tuple
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.seal import CheckpointKey, KeyRing
 from agent_runtime.journal.states import CallState
@@ -212,7 +212,16 @@ class _Loop:
         await self.run.barrier_if_each()
         seq = 0
         while True:
-            reply = await self._decide(seq)
+            call = reply_call(seq)
+            life = self.run.life(call)
+            if life is not None and life.state is CallState.DONE:
+                reply = self._replay(seq, life)
+            else:
+                if seq >= self.options.max_steps:
+                    await self._give_up(seq)
+                reply = await self._buy(seq, call, 0 if life is None else life.attempts)
+            if reply.usage:
+                add_usage(self.usage, reply)
             self.history.append(reply_message(reply))
             if not reply.tool_calls:
                 return await self._finish(seq, reply)
@@ -222,20 +231,11 @@ class _Loop:
 
     # Deciding.
 
-    async def _decide(self, seq: int) -> Reply:
-        """The reply of a decision: the recorded one, or one that is bought now."""
-        run, call = self.run, reply_call(seq)
-        life = run.life(call)
-        if life is not None and life.state is CallState.DONE:
-            reply = decode_reply(life.ended)
-            add_usage(self.usage, reply)
-            if run.has_sinks:
-                run.announce("decision.replayed", self._decision(seq, reply))
-            return reply
-        if seq >= self.options.max_steps:
-            await self._give_up(seq)
-        reply = await self._buy(seq, call, 0 if life is None else life.attempts)
-        add_usage(self.usage, reply)
+    def _replay(self, seq: int, life: CallLife) -> Reply:
+        """The recorded reply of a decision."""
+        reply = decode_reply(life.ended)
+        if self.run.has_sinks:
+            self.run.announce("decision.replayed", self._decision(seq, reply))
         return reply
 
     async def _buy(self, seq: int, call: str, attempt: int) -> Reply:
@@ -249,8 +249,9 @@ class _Loop:
             run.note(RecordKind.STARTED, call, attempt, asked)
             run.model_requests += 1
             await run.ready_to_act(is_alone=True)
+            token = CALL_KEY.set(run.key(call))
             try:
-                body = encode_reply(await self._ask(call))
+                body = encode_reply(await self.ask(Transcript(self.history), self.executor.registry.specs))
             except (Exception, asyncio.CancelledError) as error:  # the answer is lost, not the decision: none was recorded
                 if is_being_cancelled() or not is_transport(error):
                     raise
@@ -260,20 +261,20 @@ class _Loop:
                     raise
                 await run.backing.clock.sleep(MODEL_PAUSE_SECONDS * 2.0 ** (MODEL_TRIES - 1 - tries_left))
                 continue
+            finally:
+                CALL_KEY.reset(token)
             if run.is_armed:
                 await run.reach(CrashPoint.AFTER_DECIDE_BEFORE_JOURNAL, seq)
-            return await self._pin(seq, call, attempt, body)
+            reply = self._pin(seq, call, attempt, body)
+            if run.journal.mode is Commits.EACH:
+                await run.barrier()
+            if run.is_armed:
+                await run.reach(CrashPoint.AFTER_DECIDE, seq)
+            return reply
         raise AssertionError("the last try returns or raises")
 
-    async def _ask(self, call: str) -> Reply:
-        token = CALL_KEY.set(self.run.key(call))
-        try:
-            return await self.ask(Transcript(self.history), self.executor.registry.specs)
-        finally:
-            CALL_KEY.reset(token)
-
-    async def _pin(self, seq: int, call: str, attempt: int, body: bytes) -> Reply:
-        """Record the reply. What is acted upon is read back from the recorded bytes."""
+    def _pin(self, seq: int, call: str, attempt: int, body: bytes) -> Reply:
+        """Note the reply. What is acted upon is read back from the recorded bytes."""
         run = self.run
         reply = decode_reply(body)
         run.note(RecordKind.DONE, call, attempt, body)
@@ -281,20 +282,19 @@ class _Loop:
             self._move(stage="reply")
         if run.has_sinks:
             run.announce_when_committed("decision.made", self._decision(seq, reply))
-        await run.barrier_if_each()
-        if run.is_armed:
-            await run.reach(CrashPoint.AFTER_DECIDE, seq)
         return reply
 
     # Acting.
 
     async def _call_all(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending]:
         """The endings of a reply's calls, in its order. All end, or are in doubt, before anything is raised."""
-        results: Sequence[Ending | CallInDoubt | None]
         if len(calls) == 1:
-            results = [await self._call_one(seq, 0, calls, Siblings(1))]
-        else:
-            results = await self._call_side_by_side(seq, calls)
+            [asked] = calls
+            try:
+                return [await self.executor.call(self.run, tool_call(seq, 0, 1), asked.name, asked.args, Siblings(1))]
+            except CallInDoubt as doubt:
+                await self._block([doubt])
+        results = await self._call_side_by_side(seq, calls)
         endings = [result for result in results if isinstance(result, Ending)]
         if len(endings) < len(calls):
             await self._block([result for result in results if isinstance(result, CallInDoubt)])
@@ -339,7 +339,7 @@ class _Loop:
     def _answer(self, seq: int, calls: Sequence[ToolCall], endings: Sequence[Ending]) -> None:
         """Give the results to the conversation. They make a step together with what comes next, decision `seq`."""
         for asked, ending in zip(calls, endings, strict=True):
-            self.history.append(Message("tool", ending.text, tool_call_id=asked.id, name=asked.name))
+            self.history.append(new_tuple(Message, ("tool", ending.text, (), asked.id, asked.name)))
         if reply_call(seq) not in self.run.lives:
             self._move(stage="results")
 
@@ -350,7 +350,7 @@ class _Loop:
         self._announce_end("run.done", "done", seq, stage="reply")
         return self._result("done", seq, reply.text)
 
-    async def _give_up(self, seq: int) -> None:
+    async def _give_up(self, seq: int) -> NoReturn:
         error = StepLimitReached(
             f"run {self.run.run_id!r} has had {seq} replies and the model asks on; max_steps={self.options.max_steps} counts "
             "the replies of the whole run. Give a new run a higher limit, or the model an end."
@@ -359,7 +359,7 @@ class _Loop:
         self._announce_end("run.failed", "failed", seq, stage="results")
         raise error
 
-    async def _block(self, doubts: Sequence[CallInDoubt]) -> None:
+    async def _block(self, doubts: Sequence[CallInDoubt]) -> NoReturn:
         """Every sibling has ended or is in doubt: stop here until somebody says what happened."""
         await self.run.give_back(RunStatus.BLOCKED, "in doubt", counts=False)
         if self.run.has_sinks:

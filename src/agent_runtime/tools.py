@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar, overload
 
@@ -50,10 +50,13 @@ class Tool:
     pause_seconds: float
     result: codec.Shape
     _check: ArgumentCheck
+    name: str = field(init=False)
+    recorded_name: bytes = field(init=False)
+    """The name as records hold it."""
 
-    @property
-    def name(self) -> str:
-        return self.spec.name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.spec.name)
+        object.__setattr__(self, "recorded_name", codec.encode(self.spec.name))
 
     def check(self, args: bytes) -> dict[str, Any]:
         """The keyword arguments to call with, from recorded ones; `InvalidArguments` says what does not fit."""

@@ -68,7 +68,13 @@ def _drops(kind: RecordKind, *, of_model: bool) -> Callable[[Any], object]:
 
 
 def barrier_does_not_wait() -> None:
-    _replace(Journal, "barrier", _is_not_awaited)
+    def break_stand(original: Callable[..., object]) -> Callable[..., None]:
+        def broken(self: Journal, *, is_alone: bool) -> None:
+            _LEFT.append(original(self, is_alone=is_alone))
+
+        return broken
+
+    _replace(Journal, "stand", break_stand)
 
 
 def acts_before_the_barrier() -> None:

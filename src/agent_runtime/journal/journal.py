@@ -303,11 +303,8 @@ class Journal:
         number = row.number
         self._guard = new_tuple(Guard, (row.epoch, row.owner, number, row.head, None))
         self._claimed_epoch = row.epoch
-        if posted > self.posted:
-            self.posted = posted
-        trusted_until = sent_at + self.trust_seconds
-        if trusted_until > self.trusted_until:
-            self.trusted_until = trusted_until
+        self.posted = max(self.posted, posted)
+        self.trusted_until = max(self.trusted_until, sent_at + self.trust_seconds)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter[0] > number:

@@ -171,9 +171,7 @@ class Sealer:
         [record] = self.chain([(kind, call, attempt, body)], number=number - 1, epoch=epoch, previous=previous)
         return record.seal
 
-    def chain(
-        self, noted: Sequence[Noted], *, number: int, epoch: int, previous: bytes
-    ) -> tuple[StoredRecord, ...]:
+    def chain(self, noted: Sequence[Noted], *, number: int, epoch: int, previous: bytes) -> tuple[StoredRecord, ...]:
         """The records that follow number `number`, whose seal is `previous`: each sealed over the one before it."""
         new_inner, new_outer, pack = self._inner.copy, self._outer.copy, _RECORD.pack
         records = []
