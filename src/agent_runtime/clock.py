@@ -17,6 +17,9 @@ class Clock(Protocol):
     def now(self) -> datetime:
         """The wall clock, aware, in UTC: for display and timers, never for safety."""
 
+    def now_ms(self) -> int:
+        """The same as whole milliseconds since 1970."""
+
     def monotonic(self) -> float:
         """Seconds that only grow while this host is up, also while it is suspended."""
 
@@ -42,6 +45,9 @@ class SystemClock:
 
     def now(self) -> datetime:
         return datetime.now(UTC)
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime import codec
-from agent_runtime.clock import Clock, milliseconds
+from agent_runtime.clock import Clock
 from agent_runtime.errors import Doubt
 from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
 from agent_runtime.journal.replay import CallLife, Move, next_move
@@ -45,7 +45,7 @@ class Decider:
     def __call__(self, lives: Sequence[CallLife], opened: Mapping[str, Any]) -> Decisions:
         prefix = key_prefix(self._run_id, opened["namespace"])
         by_rule, permitted, undecided = 0, [], []
-        now = milliseconds(self._clock.now())
+        now = self._clock.now_ms()
         for life in lives:
             if is_reply(life.call):
                 continue  # a lost reply was never acted upon: it is asked for again, and counted again

@@ -213,7 +213,7 @@ def _to_plain(message: Message) -> dict[str, object]:
 
 
 def _from_dict(given: Any, at: int) -> Message:
-    if not isinstance(given, Mapping):
+    if not (type(given) is dict or isinstance(given, Mapping)):
         raise InvalidSetting(f"message {at} must be a Message or a dict, found {type(given).__name__}")
     if unknown := given.keys() - _FIELDS:
         raise InvalidSetting(f"message {at} has unknown fields {sorted(map(str, unknown))}")
@@ -225,7 +225,7 @@ def _from_dict(given: Any, at: int) -> Message:
     asked, names = given.get("tool_calls") or (), (given.get("tool_call_id"), given.get("name"))
     if not isinstance(asked, list | tuple) or not all(name is None or isinstance(name, str) for name in names):
         raise InvalidSetting(f"message {at} has tool_calls that are no list, or a tool_call_id or name that is no text")
-    calls = tuple(_call_from(call, at) for call in asked)
+    calls = tuple([_call_from(call, at) for call in asked])
     return Message(role, content, calls, *names)
 
 

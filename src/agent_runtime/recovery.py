@@ -177,7 +177,7 @@ def _read_own(run_id: str, history: History) -> tuple[Mapping[str, Any], RunCont
     try:
         plain = codec.decode(history.opened.body)
         opened = {name: plain[name] for name in ("context", "namespace", "input")}
-        return opened, RunContext(**opened["context"]), ProcessMark.from_plain(codec.decode(history.claimed.body))
+        return opened, RunContext.from_plain(opened["context"]), ProcessMark.from_plain(codec.decode(history.claimed.body))
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointStoreCorrupt(f"run {run_id!r} was opened or claimed with what cannot be read: {error!r}") from error
 

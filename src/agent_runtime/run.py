@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from agent_runtime import codec, events
-from agent_runtime.clock import SYSTEM_CLOCK, Clock, milliseconds
+from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.crash import UNARMED, CrashPlan, CrashPoint
 from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
 from agent_runtime.errors import (
@@ -55,17 +55,25 @@ class RunContext:
                 found = type(value).__name__
                 raise InvalidSetting(f"the {name} of a run is text, found {found}; pass ctx=RunContext({name}='…')")
 
+    @staticmethod
+    def from_plain(plain: Mapping[str, str]) -> RunContext:
+        """The context that `to_plain` was asked of."""
+        return RunContext(**plain) if plain else NOBODY
+
     def to_plain(self) -> dict[str, str]:
         named = {"user": self.user, "thread": self.thread, "principal": self.principal}
         return {name: value for name, value in named.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Backing:
+NOBODY = RunContext()
+"""The context of a run that is for nobody in particular."""
+
+
+class Backing(NamedTuple):
     """What runs are worked on: the store, the keys, the terms of a lease, and where time and chance come from."""
 
     store: CheckpointStore
-    ring: KeyRing = field(repr=False)
+    ring: KeyRing
     tenant: str = ""
     namespace: str = ""
     commits: Commits = Commits.GROUPED
@@ -76,13 +84,6 @@ class Backing:
     clock: Clock = SYSTEM_CLOCK
     entropy: Entropy = SYSTEM_ENTROPY
     offload: Offload = SYSTEM_OFFLOAD
-
-    def __post_init__(self) -> None:
-        if not 0 < self.heartbeat_seconds <= self.lease_seconds / 2 < float("inf"):
-            raise InvalidSetting(
-                f"a heartbeat comes at least twice a lease, found heartbeat {self.heartbeat_seconds} s and lease "
-                f"{self.lease_seconds} s; lower the one or raise the other"
-            )
 
     @property
     def lease_ms(self) -> int:
@@ -96,6 +97,15 @@ class Backing:
     def draw_owner(self) -> bytes:
         """A fresh owner for a claim."""
         return self.entropy.draw(OWNER_SIZE)
+
+
+def check_terms(*, lease_seconds: float, heartbeat_seconds: float) -> None:
+    """Refuse a lease that one late heartbeat would lose."""
+    if not 0 < heartbeat_seconds <= lease_seconds / 2 < float("inf"):
+        raise InvalidSetting(
+            f"a heartbeat comes at least twice a lease, found heartbeat {heartbeat_seconds} s and lease "
+            f"{lease_seconds} s; lower the one or raise the other"
+        )
 
 
 class Run:
@@ -137,7 +147,7 @@ class Run:
         self.note = journal.note
         self.has_sinks = bool(backing.sinks)
         self.is_armed = backing.plan is not UNARMED  # a plan of another kind has points of its own
-        self.context = RunContext(**opened["context"])
+        self.context = RunContext.from_plain(opened["context"])
         self.input = opened["input"]
         self.lives = lives
         self.is_recovering = recovering
@@ -160,7 +170,7 @@ class Run:
 
     def now_ms(self) -> int:
         """This worker's wall clock, in milliseconds UTC: for display, never for safety."""
-        return milliseconds(self.backing.clock.now())
+        return self.backing.clock.now_ms()
 
     def life(self, call: str) -> CallLife | None:
         """What the journal held of a call when the run was opened. Asked once: it is forgotten then."""
@@ -209,9 +219,9 @@ class Run:
         """Whether a call of this run is still on a thread."""
         return any(job.running for job in self._jobs)
 
-    async def end(self, status: RunStatus, body: Mapping[str, object]) -> None:
+    async def end(self, status: RunStatus, body: bytes) -> None:
         """The run's last record. It is final when this returns."""
-        self.note(RecordKind.ENDED, body=codec.encode(dict(body)))
+        self.note(RecordKind.ENDED, body=body)
         self.journal.move_to_next_step()
         self.journal.set_status(status)
         self.journal.give_back()
@@ -280,7 +290,7 @@ def start(
     commits = group_commit(backing.store, backing.clock)
     journal = Journal(commits, sealer, clock=backing.clock, row=row, guard=None, mode=backing.mode)
     opened = {
-        "context": (context or RunContext()).to_plain(),
+        "context": {} if context is None else context.to_plain(),
         "namespace": backing.namespace,
         "input": given,
     }
@@ -324,7 +334,7 @@ async def _leave(run: Run, why: str, *, counts: bool) -> None:
 def _wake_at(run: Run) -> int:
     """When a run whose program raised is worth another try: later each time it makes no progress."""
     seconds = min(FIRST_WAKE_SECONDS * 2.0 ** min(run.journal.attempts, 20), LONGEST_WAKE_SECONDS)
-    return milliseconds(run.backing.clock.now()) + int(seconds * 1000)
+    return run.backing.clock.now_ms() + int(seconds * 1000)
 
 
 def check_identity(stored: RunContext, given: RunContext | None, run_id: str) -> RunContext:

@@ -49,7 +49,7 @@ from agent_runtime.messages import (
 from agent_runtime.model import Model, ModelFunction, as_model
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.recovery import Found, reopen
-from agent_runtime.run import HEARTBEAT_SECONDS, LEASE_SECONDS, Backing, Run, RunContext, start, work
+from agent_runtime.run import HEARTBEAT_SECONDS, LEASE_SECONDS, Backing, Run, RunContext, check_terms, start, work
 from agent_runtime.tools import CALL_KEY, ToolRegistry
 
 _log = logging.getLogger("agent_runtime")
@@ -59,6 +59,7 @@ MAX_STEPS = 100
 PARALLEL = 16
 MODEL_TRIES = 3
 MODEL_PAUSE_SECONDS = 0.2
+_DONE = codec.encode({"status": "done"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,7 @@ def make_backing(
     offload: Offload = SYSTEM_OFFLOAD,
 ) -> Backing:
     """What runs are worked on, from the options that every entry takes."""
+    check_terms(lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds)
     store, ring = _store_and_ring(checkpoints, checkpoint_key)
     return Backing(
         store, ring, tenant, namespace, _mode(commits), lease_seconds, heartbeat_seconds, sinks, crash, clock, entropy, offload
@@ -346,7 +348,7 @@ class _Loop:
     # Ending.
 
     async def _finish(self, seq: int, reply: Reply) -> LoopResult:
-        await self.run.end(RunStatus.DONE, {"status": "done"})
+        await self.run.end(RunStatus.DONE, _DONE)
         self._announce_end("run.done", "done", seq, stage="reply")
         return self._result("done", seq, reply.text)
 
@@ -355,7 +357,8 @@ class _Loop:
             f"run {self.run.run_id!r} has had {seq} replies and the model asks on; max_steps={self.options.max_steps} counts "
             "the replies of the whole run. Give a new run a higher limit, or the model an end."
         )
-        await self.run.end(RunStatus.FAILED, {"status": "failed", "type": "StepLimitReached", "message": str(error)})
+        body = codec.encode({"status": "failed", "type": "StepLimitReached", "message": str(error)})
+        await self.run.end(RunStatus.FAILED, body)
         self._announce_end("run.failed", "failed", seq, stage="results")
         raise error
 

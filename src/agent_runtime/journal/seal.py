@@ -25,8 +25,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from agent_runtime.errors import CheckpointStoreCorrupt, InvalidKey, NewerFormat, UnknownKey
 from agent_runtime.journal.records import (
@@ -45,6 +46,9 @@ from agent_runtime.journal.records import (
 
 Noted: TypeAlias = tuple[int, str, int, bytes]
 """A record that has its place in line and no seal yet: kind, call, attempt, body."""
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 CheckpointKey: TypeAlias = "bytes | Mapping[str, bytes] | KeyRing"
 """A key of 16 bytes or more; a mapping {id: key} whose last one is active; or a `KeyRing`."""
@@ -86,7 +90,7 @@ class KeyRing:
         if isinstance(key, KeyRing):
             return key
         if isinstance(key, bytes | bytearray):
-            return KeyRing({"key": bytes(key)}, "key")
+            return _ring_of_one(bytes(key))
         if isinstance(key, Mapping) and key:
             return KeyRing(dict(key), list(key)[-1])
         found = "none" if key is None else type(key).__name__
@@ -104,6 +108,11 @@ class KeyRing:
                 f"run {run_id!r} is sealed under key {key_id!r}, and this worker has {sorted(self.keys)}; "
                 "add that key to the ring"
             ) from None
+
+
+@lru_cache(maxsize=16)
+def _ring_of_one(key: bytes) -> KeyRing:
+    return KeyRing({"key": key}, "key")
 
 
 def _check_key(key_id: object, key: object) -> None:
@@ -161,8 +170,8 @@ class Sealer:
         self.tenant = tenant
         self.run_id = run_id
         place = _text(tenant) + _text(run_id)
-        own = hmac.digest(key, b"agent-runtime seal\x01" + place, "sha256")
-        block = own.ljust(_BLOCK, b"\0")
+        inner, outer = _hash_states(key)
+        block = _mac(inner, outer, b"agent-runtime seal\x01" + place).ljust(_BLOCK, b"\0")
         self._inner = sha256(block.translate(_IPAD) + b"agent-runtime" + bytes([FORMAT]) + _text(key_id) + place)
         self._outer = sha256(block.translate(_OPAD))
 
@@ -206,11 +215,21 @@ class Sealer:
         return self._seal(_MESSAGE.pack(b"M", len(kind.encode()), len(body)) + kind.encode() + body)
 
     def _seal(self, data: bytes) -> bytes:
-        inner = self._inner.copy()
-        inner.update(data)
-        outer = self._outer.copy()
-        outer.update(inner.digest())
-        return outer.digest()
+        return _mac(self._inner, self._outer, data)
+
+
+@lru_cache(maxsize=16)
+def _hash_states(key: bytes) -> tuple[Hash, Hash]:
+    """The two hash states of HMAC under a key of the ring, from which the key of every run is derived."""
+    block = (key if len(key) <= _BLOCK else sha256(key).digest()).ljust(_BLOCK, b"\0")
+    return sha256(block.translate(_IPAD)), sha256(block.translate(_OPAD))
+
+
+def _mac(inner: Hash, outer: Hash, data: bytes) -> bytes:
+    inner, outer = inner.copy(), outer.copy()
+    inner.update(data)
+    outer.update(inner.digest())
+    return outer.digest()
 
 
 def _text(text: str) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import islice
 
-from agent_runtime.clock import SYSTEM_CLOCK, Clock, milliseconds
+from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import (
     NO_OWNER,
@@ -193,7 +193,7 @@ class MemoryCheckpointStore(BatchStore):
         return int(self._clock.monotonic() * 1_000_000)
 
     def _wall_ms(self) -> int:
-        return milliseconds(self._clock.now())
+        return self._clock.now_ms()
 
 
 def _judge(stored: StoredRow | None, append: Append) -> AnswerKind | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from agent_runtime.clock import SYSTEM_CLOCK, Clock, milliseconds
+from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import (
     StoreUnavailable,
 )
@@ -248,13 +248,13 @@ class SQLiteCheckpointStore(BatchStore):
     # What a write does, inside its transaction.
 
     def _append_all(self, db: sqlite3.Connection, appends: Sequence[Append]) -> list[Answer]:
-        uptime, now = self._uptime(), milliseconds(self._clock.now())
+        uptime, now = self._uptime(), self._clock.now_ms()
         answers = self._append_together(db, appends, uptime, now)
         return answers or [self._append_one(db, append, uptime, now) for append in appends]
 
     def _append_lone(self, db: sqlite3.Connection, append: Append) -> Answer:
         """One append, most often of a run that just runs on; its row tells `posted` in the same statement."""
-        uptime, now = self._uptime(), milliseconds(self._clock.now())
+        uptime, now = self._uptime(), self._clock.now_ms()
         key = self._keys.get(append.row.run_id)
         if key is not None and append.guard is not None and runs_on(append.row, append.guard) and append.checkpoint is None:
             found = db.execute(_APPEND_TELLING, changes(key, append, append.guard, uptime, now)).fetchall()
@@ -333,7 +333,7 @@ class SQLiteCheckpointStore(BatchStore):
         if row.status >= RunStatus.DONE and message.kind != "settlement":
             return Answer(AnswerKind.FENCED, row.posted)
         db.execute(SQL["insert_message"], (key, *message))
-        raised = db.execute(SQL["raise_posted"], (milliseconds(self._clock.now()), key)).fetchall()
+        raised = db.execute(SQL["raise_posted"], (self._clock.now_ms(), key)).fetchall()
         return Answer(AnswerKind.OK, raised[0][0])
 
     def _bury(self, db: sqlite3.Connection, run_id: RunId, guard: Guard) -> Answer:
@@ -341,7 +341,7 @@ class SQLiteCheckpointStore(BatchStore):
         if found is None or found[1].status == RunStatus.DELETED:
             return _FENCED
         key, row = found
-        now = milliseconds(self._clock.now())
+        now = self._clock.now_ms()
         if db.execute(SQL["bury_run"], (now, key, *guard[:4])).rowcount == 0:
             mine = (row.epoch, row.owner) == (guard.epoch, guard.owner)
             return Answer(AnswerKind.MOVED if mine else AnswerKind.FENCED, row.posted)

@@ -9,6 +9,8 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from agent_runtime.clock import milliseconds
+
 LOOK_AGAIN_SECONDS = 0.002
 """How often, in real time, a thread in `wait` looks at the clock: nothing but its event can wake it."""
 
@@ -46,6 +48,9 @@ class ManualClock:
     def now(self) -> datetime:
         with self._lock:
             return self._wall
+
+    def now_ms(self) -> int:
+        return milliseconds(self.now())
 
     def monotonic(self) -> float:
         with self._lock:
