@@ -99,40 +99,68 @@ def decode(data: bytes) -> Any:
     return value
 
 
-def check_plain(value: object, path: str = "$", depth: int = 0) -> None:
+def check_plain(value: object) -> None:
     """Refuse anything that is not plain data of exactly the plain types."""
+    if not is_plain(value):
+        _refuse(value, "$", 0)
+        raise AssertionError(f"{value!r} is not plain, and nothing in it is to blame")
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether a value is plain data. The path of what is not is made only for a value that fails: see `_refuse`."""
     kind = type(value)
-    if kind is str or value is None or kind is bool:
-        return
+    if kind is str:
+        return True
+    if kind is dict:
+        return depth < MAX_DEPTH and _is_plain_dict(value, depth + 1)
+    if kind is list:
+        return depth < MAX_DEPTH and _is_plain_list(value, depth + 1)
+    if kind is int:
+        return -_SHORT < value < _SHORT or _is_storable(value)
+    return value is None or kind is bool or (kind is float and isfinite(value))
+
+
+def _is_plain_dict(value: dict[Any, Any], depth: int) -> bool:
+    for key, item in value.items():
+        if type(key) is not str:
+            return False
+        kind = type(item)
+        if kind is not str and not (kind is int and -_SHORT < item < _SHORT) and not is_plain(item, depth):
+            return False
+    return True
+
+
+def _is_plain_list(value: list[Any], depth: int) -> bool:
+    return all(type(item) is str or is_plain(item, depth) for item in value)
+
+
+def _is_storable(value: int) -> bool:
+    return value.bit_length() <= MAX_INT_BITS
+
+
+_SHORT = 1 << 62
+
+
+def _refuse(value: Any, path: str, depth: int) -> None:
+    """Raise `Unrecordable` at the first place where a value is not plain."""
+    kind = type(value)
     if kind is dict or kind is list:
         if depth >= MAX_DEPTH:
             raise Unrecordable(path, f"data nested more than {MAX_DEPTH} deep, or holding itself")
-        if kind is dict:
-            _check_dict(value, path, depth + 1)  # type: ignore[arg-type]  # its type is exactly dict
-        else:
-            _check_list(value, path, depth + 1)  # type: ignore[arg-type]  # its type is exactly list
-    elif kind is int:
-        if value.bit_length() > MAX_INT_BITS:  # type: ignore[attr-defined]  # its type is exactly int
-            raise Unrecordable(path, "an integer of more than 3,900 digits")
-    elif kind is float:
-        if not isfinite(value):  # type: ignore[arg-type]  # its type is exactly float
-            raise Unrecordable(path, f"the float {value!r}")
-    else:
-        raise Unrecordable(path, f"a value of type {kind.__module__}.{kind.__qualname__}")
+        for key, item in value.items() if kind is dict else enumerate(value):
+            if kind is dict and type(key) is not str:
+                raise Unrecordable(path, f"the key {key!r} of type {type(key).__name__}")
+            _refuse(item, f"{path}.{key}" if kind is dict else f"{path}[{key}]", depth + 1)
+    elif not is_plain(value, depth):
+        raise Unrecordable(path, _what_is(value))
 
 
-def _check_dict(value: dict[object, object], path: str, depth: int) -> None:
-    for key, item in value.items():
-        if type(key) is not str:
-            raise Unrecordable(path, f"the key {key!r} of type {type(key).__name__}")
-        if type(item) is not str:  # text needs no look, and no path
-            check_plain(item, f"{path}.{key}", depth)
-
-
-def _check_list(value: list[object], path: str, depth: int) -> None:
-    for index, item in enumerate(value):
-        if type(item) is not str:
-            check_plain(item, f"{path}[{index}]", depth)
+def _what_is(value: object) -> str:
+    if type(value) is int:
+        return "an integer of more than 3,900 digits"
+    if type(value) is float:
+        return f"the float {value!r}"
+    return f"a value of type {type(value).__module__}.{type(value).__qualname__}"
 
 
 class Shape:
@@ -152,7 +180,9 @@ class Shape:
     def encode(self, value: object) -> bytes:
         """The value as bytes that give it back equal and of the same types; else `Unrecordable`."""
         try:
-            return encode(value) if self._adapter is None else self._encode_declared(value)
+            if self._adapter is not None:
+                return self._encode_declared(value)
+            return encode_checked(value) if type(value) is str else encode(value)
         except Unrecordable:
             raise
         except Exception as error:  # the tool has acted: whatever keeps its result from being written, it is that

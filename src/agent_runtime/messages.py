@@ -153,13 +153,21 @@ def encode_reply(reply: Reply) -> bytes:
     if reply.usage:
         plain["usage"] = _plain_usage(reply.usage)
     try:
-        data = codec.encode(plain)
+        data = codec.encode_checked(plain) if _are_plain(reply) else codec.encode(plain)
     except Unrecordable:
         if (shown := readable(plain)) == plain:
             raise
         return codec.encode(shown)
     # What is decided is what the next request can hold: a lone surrogate has become U+FFFD.
     return data if b"\\ud" not in data else codec.encode(readable(plain))
+
+
+def _are_plain(reply: Reply) -> bool:
+    """Whether those parts of a reply are plain that are of no known type."""
+    for call in reply.tool_calls:
+        if not codec.is_plain(call.args):
+            return False
+    return not reply.usage or codec.is_plain(reply.usage)
 
 
 def _checked_calls(calls: object) -> Sequence[object]:

@@ -295,6 +295,7 @@ async def main():
     if child == 0:
         try:
             journal.note(RecordKind.CLAIMED)
+            await journal.barrier()
         except Fenced:
             os._exit(42)
         os._exit(1)

@@ -6,7 +6,7 @@ Rules of this file:
 * A barrier returns once everything noted before it is committed under the present epoch, and raises if that is not so.
   Nothing acts on the outside world, and nothing waits for it, between a note and its barrier.
 * After one failure (`Fenced`, corrupt, unavailable) every note and every barrier raises it again.
-* A copy of this process made by `fork` is not the owner: it is fenced at its first note.
+* A copy of this process made by `fork` is not the owner: it is fenced at its first barrier, and writes nothing.
 * With `commits="each"` every note has a barrier of its own; with "grouped" they share the next one.
 """
 
@@ -172,8 +172,8 @@ class Journal:
 
     def note(self, kind: RecordKind, call: str = "", attempt: int = 0, body: bytes = b"") -> None:
         """Add a record to what the next barrier commits."""
-        if self._failure is not None or getpid() != self._pid:
-            raise self._why_stopped()
+        if self._failure is not None:
+            raise self._failure
         assert not self._released, f"run {self.run_id!r} was given back; nothing is written after that"
         code = int(kind)
         self.number += 1
@@ -257,6 +257,8 @@ class Journal:
     # What the group commit calls.
 
     def take(self) -> Append:
+        if getpid() != self._pid:
+            raise self._why_stopped()
         self._enrolled = False
         noted, self._buffer = self._buffer, []
         records = self._sealer.chain(noted, number=self.number - len(noted), epoch=self.epoch, previous=self.head)
@@ -270,10 +272,27 @@ class Journal:
         append = self._flying
         assert append is not None
         self._flying = None
-        if answer.kind is AnswerKind.OK:
-            self._landed_ok(append.row, answer.posted, sent_at)
-        else:
-            self._refused(append.row, answer.kind)
+        kind, posted = answer
+        if kind is not AnswerKind.OK:
+            self._refused(append.row, kind)
+            return
+        row = append.row
+        number = row.number
+        self._guard = new_tuple(Guard, (row.epoch, row.owner, number, row.head, None))
+        self._claimed_epoch = row.epoch
+        if posted > self.posted:
+            self.posted = posted
+        trusted_until = sent_at + self.trust_seconds
+        if trusted_until > self.trusted_until:
+            self.trusted_until = trusted_until
+        waiters, self._waiters = self._waiters, []
+        for noted, waiter in waiters:
+            if noted > number:
+                self._waiters.append((noted, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+        if self._waiters:
+            self._enroll()
 
     def _refused(self, row: StoredRow, kind: AnswerKind) -> None:
         match kind:
@@ -298,21 +317,6 @@ class Journal:
 
     def may_settle(self, now: float) -> bool:
         return now < self.trusted_until
-
-    def _landed_ok(self, row: StoredRow, posted: int, sent_at: float) -> None:
-        number = row.number
-        self._guard = new_tuple(Guard, (row.epoch, row.owner, number, row.head, None))
-        self._claimed_epoch = row.epoch
-        self.posted = max(self.posted, posted)
-        self.trusted_until = max(self.trusted_until, sent_at + self.trust_seconds)
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if waiter[0] > number:
-                self._waiters.append(waiter)
-            elif not waiter[1].done():
-                waiter[1].set_result(None)
-        if self._waiters:
-            self._enroll()
 
     def _enroll(self) -> None:
         if not self._enrolled and self._flying is None and self._buffer:

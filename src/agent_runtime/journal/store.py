@@ -267,12 +267,12 @@ class BatchStore(Store):
 
 def check_append(append: Append) -> None:
     """Refuse an append that no guard could make right: a mistake of the caller, not of the world."""
-    row, guard, records = append.row, append.guard, append.records
-    before = guard.number if guard is not None else 0
+    row, guard, records, _, _ = append
     assert records, "an append holds a record"
-    assert row.number == before + len(records), f"{len(records)} records do not lead {before} to {row.number}"
-    for number, record in enumerate(records, start=before + 1):
-        assert record.number == number, f"record {record.number} stands where {number} belongs"
-        assert record.epoch == row.epoch, "records are of the row's epoch"
-    assert row.head == records[-1].seal, "the row names the last record"
+    first, last = records[0], records[-1]
+    before = guard.number if guard is not None else 0
+    assert first.number == before + 1, f"record {first.number} stands where {before + 1} belongs"
+    assert last.number == row.number == before + len(records), f"{len(records)} records do not lead {before} to {row.number}"
+    assert first.epoch == last.epoch == row.epoch, "records are of the row's epoch"
+    assert row.head == last.seal, "the row names the last record"
     assert guard is not None or row.step == 0, "a new run starts at step 0"

@@ -57,6 +57,10 @@ class Batch:
             return False
         self.keys[key] = None
         row, guard, records, checkpoint, _ = append
+        for record in records:
+            self._records.append((key, *record))
+        if checkpoint is not None:
+            self._checkpoints.append((key, *checkpoint))
         if guard is None:
             self._opens.append((key, *row[:6], int(row.status), *row[7:16], self._uptime, self._now, self._now))
         elif self._expects_running and runs_on(row, guard):
@@ -68,10 +72,6 @@ class Batch:
         else:
             turn = (row.format, row.key_id, int(row.status), row.epoch, row.lease_ms, row.owner)
             self._turns.append((*turn, *changes(key, append, guard, self._uptime, self._now), guard.heartbeat_at))
-        for record in records:
-            self._records.append((key, *record))
-        if checkpoint is not None:
-            self._checkpoints.append((key, *checkpoint))
         return True
 
     def write(self, db: sqlite3.Connection) -> bool:
@@ -98,8 +98,5 @@ def runs_on(row: StoredRow, guard: Guard) -> bool:
 
 def changes(key: int, append: Append, guard: Guard, uptime: int, now: int) -> Row:
     """The parameters of `append`, which `append_any` has too."""
-    row = append.row
-    return (
-        row.step, row.number, row.head, row.attempts, row.seal, append.seen, now, row.wake_at, uptime, now,
-        key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.step,
-    )  # fmt: skip
+    _, _, _, _, _, _, _, step, _, _, number, head, attempts, seal, _, wake_at, *_ = append.row
+    return (step, number, head, attempts, seal, append.seen, now, wake_at, uptime, now, key, *guard[:4], step, step)
