@@ -1,13 +1,14 @@
 """The appends of one SQLite transaction, sorted by statement: each statement runs once, over all runs that need it.
 
-`executemany` over many rows costs a fraction of as many single statements. A row that its guard does not let through shows
-in the count of changed rows; then nothing of the batch may stand, and each append is looked at by itself.
+A statement over many rows costs a fraction of as many single ones. A row that its guard does not let through shows in the
+count of changed rows; then nothing of the batch may stand, and each append is looked at by itself.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from itertools import chain
 
 from agent_runtime.journal.records import RecordKind, RunStatus, StoredRow
 from agent_runtime.journal.store import Append, Guard
@@ -16,6 +17,10 @@ from agent_runtime.stores.sqlite_file import SQL
 _RUNNING, _FIRST_FINAL = int(RunStatus.RUNNING), int(RunStatus.DONE)
 
 Row = tuple[object, ...]
+
+_VALUES = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_APPEND_MANY = {size: SQL["append_many"].replace(_VALUES, ", ".join([_VALUES] * size)) for size in (64, 16, 4, 1)}
+"""By how many runs it carries: a few sizes, so that each is prepared once."""
 
 
 class Batch:
@@ -64,7 +69,9 @@ class Batch:
         if guard is None:
             self._opens.append((key, *row[:6], int(row.status), *row[7:16], self._uptime, self._now, self._now))
         elif self._expects_running and runs_on(row, guard):
-            self._runs_on.append(changes(key, append, guard, self._uptime, self._now))
+            self._runs_on.append(
+                (key, *guard[:4], row.step, row.number, row.head, row.attempts, row.seal, append.seen, row.wake_at)
+            )
         elif row.status >= _FIRST_FINAL and all(record.kind == RecordKind.SETTLED for record in records):
             self._settled.append(
                 (row.number, row.head, row.seal, self._now, key, row.epoch, row.owner, *guard[:4], row.step, int(row.status))
@@ -76,6 +83,8 @@ class Batch:
 
     def write(self, db: sqlite3.Connection) -> bool:
         """Write all of it; false where a guard did not hold. Then rows of others may have been written: roll back."""
+        if not self._write_runs_on(db):
+            return False
         for statement, rows in self._row_statements():
             if rows and db.executemany(SQL[statement], rows).rowcount != len(rows):
                 return False
@@ -84,8 +93,17 @@ class Batch:
             db.executemany(SQL["keep_checkpoint"], self._checkpoints)
         return True
 
+    def _write_runs_on(self, db: sqlite3.Connection) -> bool:
+        left = self._runs_on
+        for size, statement in _APPEND_MANY.items():
+            while len(left) >= size:
+                values = [self._now, self._uptime, *chain.from_iterable(left[:size])]
+                if db.execute(statement, values).rowcount != size:
+                    return False
+                left = left[size:]
+        return True
+
     def _row_statements(self) -> Iterator[tuple[str, list[Row]]]:
-        yield "append", self._runs_on
         yield "open_run", self._opens
         yield "append_any", self._turns
         yield "append_settled", self._settled
