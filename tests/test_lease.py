@@ -55,6 +55,33 @@ def test_an_owner_is_dead_only_where_this_host_can_tell(change: dict[str, Any], 
     assert is_dead(me._replace(**changes), OWNER) is dead
 
 
+BLINDED = """
+import os, resource
+from agent_runtime.lease import is_dead, own_mark
+from agent_runtime.lease import ProcessMark
+me = own_mark()
+with open(f"/proc/{os.getppid()}/stat") as file:
+    born = file.read().rpartition(")")[2].split()[19]
+parent = me._replace(pid=os.getppid(), born=born)
+resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+blind = is_dead(parent, b"owner")
+for each in held:
+    os.close(each)
+print(blind, is_dead(parent, b"owner"), is_dead(parent._replace(born="1"), b"owner"))
+"""
+
+
+def test_an_owner_that_cannot_be_looked_at_is_not_dead() -> None:
+    ended = subprocess.run([sys.executable, "-c", BLINDED], capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.stdout.split(), ended.stderr) == (["False", "False", "True"], "")
+
+
 def test_a_system_that_does_not_tell_its_boot_lets_the_lease_alone_judge() -> None:
     blind = ME._replace(boot="", namespace="", born="")
     assert not is_dead(ME, OWNER, me=blind)

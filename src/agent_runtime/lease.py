@@ -31,6 +31,9 @@ LIVE_OWNERS: set[bytes] = set()
 """The owners that this process still works for, or whose call still runs on one of its threads."""
 
 
+MOST_GONE = 1000
+
+
 class ProcessMark(NamedTuple):
     """Which process an owner is. Empty fields where the system does not tell."""
 
@@ -48,6 +51,10 @@ class ProcessMark(NamedTuple):
         return ProcessMark(*(plain[name] for name in ("host", "boot", "namespace", "pid", "born")))
 
 
+_GONE: set[ProcessMark] = set()
+"""Processes of this boot that were seen to be gone: none comes back under its old start time."""
+
+
 def own_mark() -> ProcessMark:
     """The mark of this process; a copy of it made by `fork` has another."""
     return _mark_of(os.getpid())
@@ -61,8 +68,15 @@ def _mark_of(pid: int) -> ProcessMark:
         boot=_read("/proc/sys/kernel/random/boot_id"),
         namespace=_link("/proc/self/ns/pid"),
         pid=pid,
-        born=_birth(pid) or "",
+        born=_own_birth(pid),
     )
+
+
+def _own_birth(pid: int) -> str:
+    try:
+        return _birth(pid) or ""
+    except OSError:  # no /proc here
+        return ""
 
 
 @lru_cache(maxsize=16)
@@ -82,7 +96,7 @@ def is_dead(mark: ProcessMark, owner: bytes, *, me: ProcessMark | None = None) -
         return False
     if (mark.pid, mark.born) == (me.pid, me.born):
         return owner not in LIVE_OWNERS
-    return _birth(mark.pid) != mark.born
+    return mark in _GONE or _is_gone(mark)
 
 
 def seconds_held(row: StoredRow, mark: ProcessMark | None) -> float | None:
@@ -94,10 +108,25 @@ def seconds_held(row: StoredRow, mark: ProcessMark | None) -> float | None:
     return (row.lease_ms - row.idle_ms) / 1000
 
 
+def _is_gone(mark: ProcessMark) -> bool:
+    try:
+        gone = _birth(mark.pid) != mark.born
+    except OSError:
+        return False  # it cannot be looked at just now, which says nothing about it
+    if gone:
+        if len(_GONE) >= MOST_GONE:
+            _GONE.clear()
+        _GONE.add(mark)
+    return gone
+
+
 def _birth(pid: int) -> str | None:
-    """When the process started, in ticks since boot; None where it is gone, or a zombie."""
-    stat = _read(f"/proc/{pid}/stat")
-    if not stat:
+    """When the process started, in ticks since boot; None where it is gone, or a zombie. `OSError` where nobody can tell."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            stat = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        os.stat("/proc/1/stat")  # one is always there: where it does not show, others are hidden too
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
     return None if fields[0] in ("Z", "X") else fields[19]

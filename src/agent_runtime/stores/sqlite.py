@@ -47,7 +47,6 @@ QUICK_COMMIT_SECONDS = 0.004
 COMMITS_REMEMBERED = 8
 
 _RUNNING = int(RunStatus.RUNNING)
-_APPEND_TELLING = SQL["append"] + " RETURNING posted"
 _OK, _FENCED = Answer(AnswerKind.OK), Answer(AnswerKind.FENCED)
 
 
@@ -253,14 +252,14 @@ class SQLiteCheckpointStore(BatchStore):
         return answers or [self._append_one(db, append, uptime, now) for append in appends]
 
     def _append_lone(self, db: sqlite3.Connection, append: Append) -> Answer:
-        """One append, most often of a run that just runs on; its row tells `posted` in the same statement."""
-        uptime, now = self._uptime(), self._clock.now_ms()
-        key = self._keys.get(append.row.run_id)
-        if key is not None and append.guard is not None and runs_on(append.row, append.guard) and append.checkpoint is None:
-            found = db.execute(_APPEND_TELLING, changes(key, append, append.guard, uptime, now)).fetchall()
-            if found:
-                db.executemany(SQL["insert_record"], [(key, *record) for record in append.records])
-                return Answer(AnswerKind.OK, found[0][0])
+        """One append, most often of a run that just runs on."""
+        row, guard, records, checkpoint, _ = append
+        key = self._keys.get(row.run_id)
+        if key is not None and guard is not None and checkpoint is None and runs_on(row, guard):
+            values = changes(key, append, guard, self._uptime(), self._clock.now_ms())
+            if db.execute(SQL["append"], values).rowcount:
+                db.executemany(SQL["insert_record"], [(key, *record) for record in records])
+                return self._posted_answers(db, (key,))[0]
         return self._append_all(db, [append])[0]
 
     def _append_together(
