@@ -342,7 +342,8 @@ class _Loop:
         """Give the results to the conversation. They make a step together with what comes next, decision `seq`."""
         for asked, ending in zip(calls, endings, strict=True):
             self.history.append(new_tuple(Message, ("tool", ending.text, (), asked.id, asked.name)))
-        if reply_call(seq) not in self.run.lives:
+        lives = self.run.lives
+        if not lives or reply_call(seq) not in lives:
             self._move(stage="results")
 
     # Ending.

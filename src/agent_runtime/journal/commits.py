@@ -22,7 +22,7 @@ from enum import Enum, auto
 from typing import Protocol, cast
 
 from agent_runtime.clock import Clock
-from agent_runtime.errors import StoreRefused, StoreUnavailable
+from agent_runtime.errors import Fenced, StoreRefused, StoreUnavailable
 from agent_runtime.journal.records import StoredRow
 from agent_runtime.journal.store import Answer, AnswerKind, Append, AtOnce, CheckpointStore
 
@@ -262,7 +262,7 @@ def _take_all(members: Sequence[Member]) -> tuple[list[Member], list[Append]]:
     for member in members:
         try:
             appends.append(member.take())
-        except Exception as error:  # a value that no row or seal can hold
+        except (Exception, Fenced) as error:  # a value that no row or seal can hold, or this is a copy of the process
             member.failed(error)
         else:
             taken.append(member)

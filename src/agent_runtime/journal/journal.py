@@ -213,9 +213,10 @@ class Journal:
         """
         if self._failure is not None or getpid() != self._pid:
             raise self._why_stopped()
-        if not self._buffer and self._flying is None:
+        is_idle = self._flying is None and not self._enrolled
+        if is_idle and not self._buffer:
             return None
-        if is_alone and self._flying is None and not self._enrolled and self._commits.carry_now(self):
+        if is_idle and is_alone and self._commits.carry_now(self):
             if self._failure is not None:
                 raise self._failure
             return None

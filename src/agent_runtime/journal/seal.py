@@ -204,7 +204,7 @@ class Sealer:
         """The seal of a row of these columns; format, key id, tenant and run are the sealer's own."""
         what, called = kind.encode(), name.encode()
         header = _ROW.pack(b"R", status, step, epoch, number, attempts, len(what), len(called))
-        return self._seal(b"".join((header, what, called, owner, head)))
+        return _mac(self._inner, self._outer, header + what + called + owner + head)
 
     def checkpoint(self, step: int, body: bytes) -> bytes:
         """The seal of the state at a step."""
