@@ -308,8 +308,15 @@ asyncio.run(main())
 """
 
 
-def test_a_copy_of_the_process_made_by_fork_is_no_owner_and_the_process_itself_still_is() -> None:
-    ended = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=30, check=False)
+FORKED_LATER = FORKED.replace(
+    "    child = os.fork()",
+    "    journal.note(RecordKind.CLAIMED)\n    waiting = journal.stand(is_alone=False)\n    child = os.fork()",
+).replace("            await journal.barrier()\n        except", "            await waiting\n        except")
+
+
+@pytest.mark.parametrize("program", [FORKED, FORKED_LATER], ids=["before its barrier", "at its barrier"])
+def test_a_copy_of_the_process_made_by_fork_is_no_owner_and_the_process_itself_still_is(program: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
     assert (ended.returncode, ended.stderr) == (42, "")
 
 
