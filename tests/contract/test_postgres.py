@@ -1,0 +1,19 @@
+"""The store in Postgres passes the contract, on every server that is there."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.stores.postgres import PostgresCheckpointStore
+from agent_runtime.testing.store_contract import StoreContract
+from tests.servers import fresh_schema
+
+
+class TestPostgresStore(StoreContract):
+    @pytest.fixture
+    async def store(self, postgres_url: str) -> AsyncIterator[CheckpointStore]:
+        async with fresh_schema(postgres_url) as schema:
+            store = PostgresCheckpointStore(postgres_url, schema=schema)
+            yield store
+            await store.close()
