@@ -10,6 +10,7 @@ SCHEMES = ("postgresql", "postgres")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@,/]*)(:[0-9]+)?")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _NAME_OR_NOTHING = re.compile(f"({_NAME.pattern})?")
+_NAME_OR_NOTHING = re.compile(f"({_NAME.pattern})?")
 _LONGEST_NAME = 63
 _LONGEST_SUFFIX = len("checkpoints_pkey")
 
@@ -49,10 +50,11 @@ def place_of(url: str) -> str:
 
 def check_names(schema: str, prefix: str) -> None:
     """Refuse a schema or table prefix that is no plain name: both become part of every statement."""
-    for option, name, least in (("schema", schema, 1), ("prefix", prefix, 0)):
-        is_plain = isinstance(name, str) and (_NAME.fullmatch(name) is not None or (name == "" and least == 0))
-        most = _LONGEST_NAME if option == "schema" else _LONGEST_NAME - _LONGEST_SUFFIX
-        if not is_plain or len(name) > most:
+    for option, name, form, most in (
+        ("schema", schema, _NAME, _LONGEST_NAME),
+        ("prefix", prefix, _NAME_OR_NOTHING, _LONGEST_NAME - _LONGEST_SUFFIX),
+    ):
+        if not form.fullmatch(name) or len(name) > most:
             raise InvalidSetting(
                 f"{option}= is a plain name: lower-case letters, digits and _, not beginning with a digit, at most {most} "
                 f"characters; found {name!r}"
