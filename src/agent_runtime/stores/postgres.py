@@ -46,7 +46,7 @@ BEAT_PAUSES = (0.002, 0.01, 0.05, 0.25)
 _ROW_SIZE = len(StoredRow._fields)
 _RECORD_SIZE = len(StoredRecord._fields)
 _UNKNOWN = Answer(AnswerKind.UNKNOWN)
-_FENCED = Answer(AnswerKind.FENCED)
+_OK, _FENCED = Answer(AnswerKind.OK), Answer(AnswerKind.FENCED)
 _DUPLICATE = "23505"
 
 
@@ -133,7 +133,7 @@ class PostgresCheckpointStore(BatchStore):
         if buried is None:
             return _UNKNOWN
         if buried:
-            return Answer(AnswerKind.OK)
+            return _OK
         run = await self.latest(run_id)
         if run is None:
             return _FENCED
@@ -267,7 +267,7 @@ class PostgresCheckpointStore(BatchStore):
         if renewed is None:
             return []
         for i, posted in renewed:
-            answers[known[i - 1]] = Answer(AnswerKind.OK, posted)
+            answers[known[i - 1]] = Answer(AnswerKind.OK, posted) if posted else _OK
         left = [place for place in wanted if answers[place] is _UNKNOWN]
         return await self._renew_refused(guards, left, answers) if left else []
 

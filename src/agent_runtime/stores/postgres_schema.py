@@ -22,6 +22,10 @@ _MAKING = (
     "create_inbox",
     "write_format",
 )
+_HEAD = (
+    "-- The tables of the Postgres store, as it makes them itself. Loaded by hand, they are accepted:\n"
+    "--   psql postgresql://durable:durable@localhost:5433/durable -f schema.sql"
+)
 _LOCALLY_DURABLE = (
     "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' "
     "ELSE 'on' END, true) IS NOT NULL"
@@ -56,7 +60,7 @@ class Statements:
 def schema_sql(prefix: str = "agent_runtime_") -> str:
     """What `psql -f` loads to make the tables in the first schema of the search path: the text of `schema.sql`."""
     made = ";\n\n".join(Statements("", prefix, pooler=False).making)
-    return f"BEGIN;\n\n{made};\n\nCOMMIT;\n"
+    return f"{_HEAD}\n\nBEGIN;\n\n{made};\n\nCOMMIT;\n"
 
 
 def _filled(text: str, names: dict[str, str]) -> str:
