@@ -21,8 +21,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -99,7 +99,9 @@ def _version(bindir: Path) -> int:
 class Server:
     """One Postgres with data of its own on a free port. `user()` makes roles, `kill()` and `start()` do what they say."""
 
-    def __init__(self, bindir: Path, *, durable: bool = False, options: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, bindir: Path, *, durable: bool = False, options: dict[str, str] | None = None, copy_of: Server | None = None
+    ) -> None:
         """`durable=False` leaves out the fsync: quick, and safe against a killed server, not against a power cut."""
         _sweep()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
@@ -113,10 +115,12 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         if self._account is not None:
             os.chown(self.folder, self._account.pw_uid, self._account.pw_gid)
-        self._run("initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "--no-locale", "-E", "UTF8", "--no-sync")
-        hba = self.data / "pg_hba.conf"
-        # Members of this role show a password; everybody else is let in.
-        hba.write_text(f"host all +needs_password 127.0.0.1/32 scram-sha-256\n{hba.read_text()}")
+        if copy_of is None:
+            self._make()
+        else:
+            self._run(
+                "pg_basebackup", "-D", str(self.data), "-d", copy_of.url, "-R", "-X", "stream", "-c", "fast", "--no-sync"
+            )
 
     @property
     def url(self) -> str:
@@ -191,6 +195,22 @@ class Server:
                 f"WHERE application_name = '{application}' AND usename = '{user}'"
             )
         )
+
+    @contextmanager
+    def standby(self) -> Iterator[Server]:
+        """A read replica of it, on a port of its own."""
+        replica = Server(self.bindir, copy_of=self)
+        try:
+            replica.start()
+            yield replica
+        finally:
+            replica.close()
+
+    def _make(self) -> None:
+        self._run("initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "--no-locale", "-E", "UTF8", "--no-sync")
+        hba = self.data / "pg_hba.conf"
+        # Members of this role show a password; everybody else is let in.
+        hba.write_text(f"host all +needs_password 127.0.0.1/32 scram-sha-256\n{hba.read_text()}")
 
     def _launch(self) -> None:
         settings = {"port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": str(self.folder)}

@@ -27,6 +27,7 @@ FATES = {
     "0F": Fate.UNDONE,
     "0L": Fate.REFUSED,
     "0P": Fate.REFUSED,
+    "0Z": Fate.UNDONE,
     "10": Fate.UNDONE,
     "20": Fate.UNDONE,
     "21": Fate.UNDONE,
@@ -61,6 +62,7 @@ FATES = {
     "57014": Fate.UNDONE,  # cancelled
     "57P03": Fate.UNDONE,  # starting up: no session yet
     "58": Fate.UNKNOWN,  # the system below the server
+    "72": Fate.UNDONE,
     "F0": Fate.UNDONE,
     "HV": Fate.UNDONE,
     "P0": Fate.UNDONE,

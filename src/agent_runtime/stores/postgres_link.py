@@ -193,4 +193,6 @@ def _unreachable(error: Exception, place: str) -> StoreUnavailable | StoreRefuse
         assert isinstance(refused, StoreRefused), "that is what this fate is translated to"
         return refused
     said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if "unsupported startup parameter" in said:
+        return StoreRefused(f"{place} is a pooler that takes no settings ({said}); open the store with pooler=True")
     return StoreUnavailable(f"{place} does not answer: {said}; see that the server runs and can be reached from here")

@@ -39,13 +39,17 @@ class Statements:
     def __init__(self, schema: str, prefix: str, *, pooler: bool) -> None:
         self.schema = schema
         self.tables = {table: f"{prefix}{table}" for table in TABLES}
-        names = {table: f'"{schema}"."{name}"' if schema else name for table, name in self.tables.items()}
+        names = {table: self.table(table) for table in TABLES}
         names |= {index: f"{prefix}{index}" for index in INDEXES}
         names["durably"] = _LOCALLY_DURABLE if pooler else "true"
         self._sql = {name: _filled(text, names) for name, text in read_statements("postgres.sql").items()}
 
     def __getitem__(self, name: str) -> str:
         return self._sql[name]
+
+    def table(self, table: str) -> str:
+        """The full name of a table, as it stands in statements."""
+        return f'"{self.schema}"."{self.tables[table]}"' if self.schema else self.tables[table]
 
     @property
     def making(self) -> list[str]:

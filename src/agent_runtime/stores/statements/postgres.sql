@@ -225,7 +225,7 @@ FROM {runs} WHERE status < 8 AND run_id > $1 AND ($2::text IS NULL OR name = $2)
 SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
        lease_ms, wake_at, heartbeat_at,
        ((extract(epoch FROM clock_timestamp()) * 1000000)::int8 - heartbeat_at) / 1000, posted, created_at, updated_at
-FROM {runs} WHERE run_id > $1 AND status = coalesce($2::int2, status) AND (status < 11 OR $2 = 11)
+FROM {runs} WHERE run_id > $1 AND ($2::int2 IS NULL AND status < 11 OR status = $2)
 ORDER BY run_id LIMIT $3::int8;
 
 -- renew: the owner lives; guarded by epoch and owner alone
