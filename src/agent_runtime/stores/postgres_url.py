@@ -7,7 +7,7 @@ import re
 from agent_runtime.errors import InvalidSetting
 
 SCHEMES = ("postgresql", "postgres")
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@,/]*)(:[0-9]+)?")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]@,/]*)(:[0-9]+)?")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _NAME_OR_NOTHING = re.compile(f"({_NAME.pattern})?")
 _NAME_OR_NOTHING = re.compile(f"({_NAME.pattern})?")
