@@ -14,7 +14,7 @@ Rules of this file:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
@@ -40,6 +40,8 @@ MOST_KEYS = 50_000
 SPLIT_FROM = 64
 """From so many appends on, a commit goes in two statements at once: one is carried while the other is packed."""
 POST_TRIES = 4
+LOADS_TAKE = 12
+"""How many times longer than another statement the records of many runs may take."""
 BEAT_PAUSES = (0.002, 0.01, 0.05, 0.25)
 """How long a heartbeat waits for rows that were being written, before it leaves them to the next beat."""
 
@@ -93,8 +95,12 @@ class PostgresCheckpointStore(BatchStore):
         for append in appends:
             check_append(append)
         answers: list[Answer | None] = [None] * len(appends)
-        for part in rounds(appends):
-            await self._carry(part, answers)
+        try:
+            for part in rounds(appends):
+                await self._carry(part, answers)
+        except AgentRuntimeError:
+            if not any(answers):
+                raise  # nothing of this commit was written; else nobody knows of what has no answer
         return [answer or _UNKNOWN for answer in answers]
 
     async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
@@ -202,9 +208,7 @@ class PostgresCheckpointStore(BatchStore):
             else:
                 known.append((place, append))
         cut = batches(known, split_from=SPLIT_FROM)
-        failed = await _side_by_side([self._carry_batch(batch, keys, answers) for batch in cut])
-        if failed is not None and not any(answers):
-            raise failed  # nothing of this commit was written; else what has no answer is unknown
+        await _side_by_side([self._carry_batch(batch, keys, answers) for batch in cut])
 
     async def _carry_batch(self, batch: list[Placed], keys: Mapping[RunId, int], answers: list[Answer | None]) -> None:
         written = await self._link.write(lambda db: self._write_batch(db, [append for _, append in batch], keys))
@@ -313,7 +317,7 @@ class PostgresCheckpointStore(BatchStore):
         """Rows, states and records, all as they were at one moment."""
         async with db.transaction(isolation="repeatable_read", readonly=True):
             runs = await self._read_keyed(db, list(set(run_ids)))
-            found = await db.fetch(self._sql["select_all_records"], list(runs))
+            found = await db.fetch(self._sql["select_all_records"], list(runs), timeout=LOADS_TAKE * self._timeout)
         records: dict[int, list[StoredRecord]] = {key: [] for key in runs}
         for values in map(tuple, found):
             records[values[_RECORD_SIZE]].append(StoredRecord._make(values[:_RECORD_SIZE]))
@@ -331,16 +335,11 @@ class PostgresCheckpointStore(BatchStore):
             self._is_set_up = True
 
 
-async def _side_by_side(works: list[Awaitable[None]]) -> Exception | None:
-    """Do all of them, and give what one of them raised. Whoever is cancelled ends them all."""
+async def _side_by_side(works: list[Coroutine[object, object, None]]) -> None:
+    """Do all of them to their end, then raise what one of them raised."""
     if len(works) == 1:
-        try:
-            await works[0]
-        except (AgentRuntimeError, ValueError) as error:
-            return error
-        return None
-    ended = await asyncio.gather(*works, return_exceptions=True)
-    for each in ended:
-        if isinstance(each, BaseException) and not isinstance(each, Exception):
-            raise each
-    return next((each for each in ended if isinstance(each, Exception)), None)
+        return await works[0]
+    for ended in await asyncio.gather(*works, return_exceptions=True):
+        if ended is not None:
+            raise ended
+    return None

@@ -21,11 +21,15 @@ READS_AT_ONCE = 2
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
 APPLICATION = "agent-runtime"
-# For a session of our own. A plan made once serves every batch; what a frozen process holds locked is let go in time.
+# For a session of our own. A plan is made once, perhaps while the tables are empty, and has to serve when they are full:
+# by index, row by row. What a frozen process holds locked is let go in time.
 _SETTINGS = {
     "application_name": APPLICATION,
     "client_min_messages": "warning",
     "default_transaction_isolation": "read committed",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_seqscan": "off",
     "idle_in_transaction_session_timeout": "10s",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",

@@ -153,8 +153,8 @@ WITH p AS MATERIALIZED (
            substring($3::bytea FROM (k.i * 128 - 31)::int4 FOR 32) AS seal
     FROM p, unnest($1::text::int8[]) WITH ORDINALITY AS k (key, i)
 ), fresh AS MATERIALIZED (
-    SELECT n.run_id, t[r.texts] AS tenant, t[r.texts + 1] AS kind, t[r.texts + 2] AS name, r.*
-    FROM p, unnest($4::text[]) WITH ORDINALITY AS n (run_id, place) JOIN r ON r.key = -n.place
+    SELECT ($4::text[])[-r.key] AS run_id, t[r.texts] AS tenant, t[r.texts + 1] AS kind, t[r.texts + 2] AS name, r.*
+    FROM p, r WHERE r.key < 0
 ), opened AS (
     INSERT INTO {runs} (run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
                         lease_ms, wake_at, heartbeat_at, created_at, updated_at)
