@@ -18,7 +18,6 @@ T = TypeVar("T")
 
 WRITES_AT_ONCE = 2
 READS_AT_ONCE = 2
-CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
 APPLICATION = "agent-runtime"
 # For a session of our own. A plan is made once, perhaps while the tables are empty, and has to serve when they are full:
@@ -159,7 +158,7 @@ class Link:
         options: dict[str, Any] = {"statement_cache_size": 0} if self._pooler else {"server_settings": _SETTINGS}
         try:
             connection: Connection = await asyncpg.connect(
-                self._url, timeout=CONNECT_SECONDS, command_timeout=self._timeout, max_cached_statement_lifetime=0, **options
+                self._url, timeout=self._timeout, command_timeout=self._timeout, max_cached_statement_lifetime=0, **options
             )
         except (asyncpg.InterfaceError, ValueError) as error:
             # Without its cause: the driver may quote the URL.
