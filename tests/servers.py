@@ -163,9 +163,11 @@ class Server:
 
     def sql(self, text: str, *, database: str = "postgres", user: str = "postgres") -> str:
         """What `psql` prints for it, unaligned."""
-        return self._run(
-            "psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", self.url_as(user, database=database), "-c", text
-        )  # fmt: skip
+        return self.psql(self.url_as(user, database=database), text)
+
+    def psql(self, url: str, text: str) -> str:
+        """The same, through another address."""
+        return self._run("psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", url, "-c", text)
 
     def psql_file(self, file: Path, *, database: str = "postgres", schema: str = "public") -> None:
         """Load a file as `psql -f` does, into that schema."""
@@ -256,6 +258,7 @@ class Pooler:
     """A real PgBouncer in transaction mode before a server, with fewer sessions than it has clients."""
 
     def __init__(self, server: Server) -> None:
+        self._server = server
         self._account = _account()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self.folder.chmod(0o755)
@@ -298,6 +301,15 @@ class Pooler:
         with open(self.folder / "users", "a") as users:
             users.write(f'"{user}" ""\n')
         self._process.send_signal(signal.SIGHUP)
+        give_up_at = monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                self._server.psql(self.url_as(user), "SELECT 1")
+                return
+            except RuntimeError:
+                if monotonic() > give_up_at:
+                    raise
+                sleep(0.01)
 
     def close(self) -> None:
         self._process.terminate()

@@ -62,6 +62,13 @@ async def test_tables_loaded_by_hand_equal_those_that_the_store_makes_and_are_ac
         assert await catalog(postgres, by_hand) == loaded
 
 
+def test_the_server_to_try_things_out_with_listens_on_port_5433_of_this_machine_alone() -> None:
+    said = (TOP / "compose.yaml").read_text(encoding="utf-8")
+    assert '- "127.0.0.1:5433:5432"' in said
+    assert "image: postgres:18\n" in said
+    assert [said.count(f"POSTGRES_{name}: durable\n") for name in ("USER", "PASSWORD", "DB")] == [1, 1, 1]
+
+
 async def test_a_store_whose_tables_are_there_makes_none(postgres: Server) -> None:
     """Its user may not, so it would fail if it tried."""
     user = postgres.user()

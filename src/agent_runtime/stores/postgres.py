@@ -22,6 +22,7 @@ from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreUnavail
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
 from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
+from agent_runtime.stores.answers import why_refused
 from agent_runtime.stores.postgres_batch import (
     Placed,
     batches,
@@ -30,7 +31,6 @@ from agent_runtime.stores.postgres_batch import (
     pack_one,
     rounds,
     runs_on,
-    why_refused,
 )
 from agent_runtime.stores.postgres_link import Connection, Link
 from agent_runtime.stores.postgres_schema import Statements, check_session, set_up

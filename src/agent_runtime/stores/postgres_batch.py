@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import NO_OWNER, NO_SEAL, OWNER_SIZE, SEAL_SIZE, RecordKind, RunStatus, StoredRow
-from agent_runtime.journal.store import Answer, AnswerKind, Append, Guard
+from agent_runtime.journal.records import NO_OWNER, NO_SEAL, OWNER_SIZE, SEAL_SIZE, RecordKind, RunStatus
+from agent_runtime.journal.store import Append, Guard
 
 MOST_APPENDS = 256
 MOST_BYTES = 16 * 2**20
@@ -47,7 +47,9 @@ def batches(placed: Sequence[Placed], *, split_from: int) -> list[list[Placed]]:
     cut: list[list[Placed]] = []
     size = 0
     for each in ordered:
-        more = sum(len(record.body) for record in each[1].records)
+        append = each[1]
+        more = sum(len(record.body) for record in append.records)
+        more += 0 if append.checkpoint is None else len(append.checkpoint.body)
         if not cut or len(cut[-1]) >= most or size + more > MOST_BYTES:
             cut.append([])
             size = 0
@@ -180,18 +182,3 @@ def pack_guards(guards: Sequence[tuple[int, Guard]]) -> Values:
         _array([guard.epoch for _, guard in guards]),
         b"".join(guard.owner for _, guard in guards),
     )
-
-
-def why_refused(stored: StoredRow | None, append: Append) -> Answer:
-    """OK where the row already is what the append writes, else whether the run is another's or has moved."""
-    if stored is None:
-        return Answer(AnswerKind.FENCED)
-    guard, wished = append.guard, append.row
-    written = (stored.epoch, stored.owner, stored.number, stored.head, stored.status)
-    if written == (wished.epoch, wished.owner, wished.number, wished.head, wished.status):
-        return Answer(AnswerKind.OK, stored.posted)
-    if guard is None or stored.status >= _FIRST_FINAL or (stored.epoch, stored.owner) != (guard.epoch, guard.owner):
-        return Answer(AnswerKind.FENCED, stored.posted)
-    if guard.heartbeat_at is not None and (stored.number, stored.head) == (guard.number, guard.head):
-        return Answer(AnswerKind.FENCED, stored.posted)  # the owner was heard since: it lives
-    return Answer(AnswerKind.MOVED, stored.posted)
