@@ -1,7 +1,7 @@
 #!/bin/sh
 # Pins every distribution we install, with hashes, for each Python and platform that we support.
 #
-# requirements/dev.txt   everything: the core, the build backend, the tests, the checks
+# requirements/dev.txt   everything: the core, every extra, the build backend, the tests, the checks
 # requirements/core.txt  what the package itself needs, at the versions of dev.txt
 #
 # Needs uv. UPGRADE=1 takes the newest versions; without it the versions already pinned stay where they can.
@@ -14,6 +14,6 @@ compile() {
         --no-emit-index-url --no-emit-find-links ${UPGRADE:+--upgrade} "$@" >/dev/null
 }
 
-compile pyproject.toml requirements/build.in --extra test --extra dev --output-file requirements/dev.txt
+compile pyproject.toml requirements/build.in --extra postgres --extra test --extra dev --output-file requirements/dev.txt
 compile pyproject.toml requirements/build.in --constraints requirements/dev.txt --output-file requirements/core.txt
 echo "pinned: requirements/dev.txt, requirements/core.txt"

@@ -8,6 +8,7 @@ from hypothesis import settings
 
 from agent_runtime.testing.manual_clock import ManualClock
 from tests.bench import Place
+from tests.servers import Origin, Server, origins, own_origins, start
 
 # Here, and not beside the contract's own tests: others use its parts as well, and may be imported first.
 pytest.register_assert_rewrite("agent_runtime.testing.store_contract")
@@ -31,3 +32,43 @@ def clock() -> Iterator[ManualClock]:
     manual = ManualClock(auto=True)
     yield manual
     manual.advance(1000)
+
+
+NOWHERE = Origin("nowhere")
+"""Stands where no Postgres was found: whoever needs one fails, and says so."""
+
+
+class Servers:
+    """The servers of this session, each started when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._running: dict[Origin, Server] = {}
+
+    def __call__(self, origin: Origin) -> Server:
+        if origin not in self._running:
+            self._running[origin] = start(origin)
+        return self._running[origin]
+
+    def close(self) -> None:
+        for server in self._running.values():
+            server.close()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    running = Servers()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session", params=origins() or (NOWHERE,), ids=lambda origin: origin.name)
+def postgres_url(request: pytest.FixtureRequest, servers: Servers) -> str:
+    """The address of a server that others use too: make schemas of your own in it."""
+    origin: Origin = request.param
+    return origin.url or servers(origin).url
+
+
+@pytest.fixture(scope="session", params=own_origins() or (NOWHERE,), ids=lambda origin: origin.name)
+def postgres(request: pytest.FixtureRequest, servers: Servers) -> Server:
+    """A server that others use too, to be given roles and databases, and not to be killed."""
+    return servers(request.param)

@@ -164,6 +164,14 @@ def test_every_option_of_the_loop_is_listed_with_its_default() -> None:
     assert wrong == {}
 
 
+def test_every_option_of_the_postgres_store_is_listed_with_its_default() -> None:
+    options = dict(inspect.signature(stores.PostgresCheckpointStore).parameters)
+    wanted = {name: option.default for name, option in options.items() if option.kind is option.KEYWORD_ONLY}
+    table = {cells[0].strip("`="): cells[1].strip("`") for cells in rows("docs/reference/postgres.md") if "=`" in cells[0]}
+    assert set(table) == set(wanted)
+    assert [name for name, told in table.items() if name != "clock" and told.replace('"', "'") != repr(wanted[name])] == []
+
+
 def test_every_event_that_is_announced_is_listed_and_no_other() -> None:
     announced = set()
     for path in SOURCE.rglob("*.py"):

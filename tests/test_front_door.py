@@ -34,7 +34,7 @@ def test_all_names_used_by_a_program_need_pydantic_and_the_standard_library_alon
     program = (
         "import sys\n"
         "before = set(sys.modules)\n"
-        "import agent_runtime, agent_runtime.stores.memory, agent_runtime.stores.sqlite\n"
+        "import agent_runtime, agent_runtime.stores.memory, agent_runtime.stores.postgres, agent_runtime.stores.sqlite\n"
         "for name in agent_runtime.__all__: getattr(agent_runtime, name)\n"
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))"
     )

@@ -15,6 +15,7 @@ from agent_runtime import __version__
 from agent_runtime.entropy import SYSTEM_ENTROPY
 from agent_runtime.errors import AgentRuntimeError
 from agent_runtime.settings import read_settings
+from agent_runtime.stores import shown_url
 
 KEY_SIZE = 32
 WAL_RESET_FIXED = (3, 51, 3)
@@ -61,8 +62,8 @@ def _doctor(*, as_json: bool) -> int:
         "agent_runtime": __version__,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
-        "store": settings.database_url,
-        "key": "set" if settings.checkpoint_key else "in the file beside the store",
+        "store": shown_url(settings.database_url),
+        "key": "set" if settings.checkpoint_key else "in its file, beside the store or in the working directory",
     }
     warnings = _warnings()
     if as_json:

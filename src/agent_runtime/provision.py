@@ -42,6 +42,8 @@ from agent_runtime.tools import ToolRegistry, idempotency_key
 NAME = "provision"
 HTTP_SECONDS = 30.0
 KEY_SIZE = 32
+KEY_FILE = "agent_runtime.key"
+"""Where the key is kept when the store is no file: in the working directory."""
 
 
 def main(environ: Mapping[str, str] | None = None) -> int:
@@ -170,10 +172,11 @@ def _goal(settings: Settings, found: Found | None, run_id: str) -> str:
 
 
 def _key(settings: Settings, run_id: str, *, is_stored: bool) -> bytes:
-    """The key in the file beside the store, made with the first use."""
-    if not settings.database_url.startswith("sqlite:"):
+    """The key in its file, made with the first use: beside a store that is a file, else in the working directory."""
+    if settings.database_url.startswith("memory:"):
         return SYSTEM_ENTROPY.draw(KEY_SIZE)
-    path = f"{sqlite_path(settings.database_url)}.key"
+    is_file = settings.database_url.startswith("sqlite:")
+    path = f"{sqlite_path(settings.database_url)}.key" if is_file else KEY_FILE
     if os.path.exists(path):
         return parse_key(f"file:{path}")
     if is_stored:

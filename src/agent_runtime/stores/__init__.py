@@ -9,15 +9,28 @@ from agent_runtime.errors import InvalidSetting
 if TYPE_CHECKING:
     from agent_runtime.journal.store import CheckpointStore
     from agent_runtime.stores.memory import MemoryCheckpointStore
+    from agent_runtime.stores.postgres import PostgresCheckpointStore
     from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 
-__all__ = ["MemoryCheckpointStore", "SQLiteCheckpointStore", "open_store", "sqlite_path"]
+__all__ = [
+    "MemoryCheckpointStore",
+    "PostgresCheckpointStore",
+    "SQLiteCheckpointStore",
+    "open_store",
+    "shown_url",
+    "sqlite_path",
+]
 
-_HOMES = {"MemoryCheckpointStore": "memory", "SQLiteCheckpointStore": "sqlite"}
+_HOMES = {
+    "MemoryCheckpointStore": "memory",
+    "PostgresCheckpointStore": "postgres",
+    "SQLiteCheckpointStore": "sqlite",
+    "shown_url": "postgres_url",
+}
 
 
 def open_store(url: str) -> CheckpointStore:
-    """The store at a URL, `sqlite:///runs.db` or `memory://`; imports only the backend asked for."""
+    """The store at a URL: `sqlite:///runs.db`, `postgresql://…` or `memory://`; imports only the backend asked for."""
     scheme = url.split(":", 1)[0]
     match scheme:
         case "memory" if url == "memory://":
@@ -28,8 +41,17 @@ def open_store(url: str) -> CheckpointStore:
             from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 
             return SQLiteCheckpointStore(sqlite_path(url))
+        case "postgresql" | "postgres":
+            from agent_runtime.stores.postgres import PostgresCheckpointStore
+
+            return PostgresCheckpointStore(url)
         case _:
-            raise InvalidSetting(f"a store is sqlite:///PATH or memory://, found {url!r}; set DATABASE_URL to one of these")
+            from agent_runtime.stores.postgres_url import shown_url
+
+            raise InvalidSetting(
+                f"a store is sqlite:///PATH, postgresql://USER@HOST/DATABASE or memory://, found {shown_url(url)!r}; set "
+                "DATABASE_URL to one of these"
+            )
 
 
 def sqlite_path(url: str) -> str:

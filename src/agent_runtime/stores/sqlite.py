@@ -33,6 +33,7 @@ from agent_runtime.journal.records import (
 )
 from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
+from agent_runtime.stores.answers import why_refused
 from agent_runtime.stores.sqlite_batch import Batch, changes, runs_on
 from agent_runtime.stores.sqlite_file import SQL, Busy, make_private, set_up, translate, translated
 
@@ -300,19 +301,8 @@ class SQLiteCheckpointStore(BatchStore):
         return self._posted_answers(db, batch.keys)[0]
 
     def _why_refused(self, db: sqlite3.Connection, append: Append, key: int | None) -> Answer:
-        """OK where the row already is what the append writes, else whether the run is another's or has moved."""
         found = None if key is None else self._read_row(db, append.row.run_id)
-        if found is None:
-            return _FENCED
-        (_, row), guard, wished = found, append.guard, append.row
-        written = (row.epoch, row.owner, row.number, row.head, row.status)
-        if written == (wished.epoch, wished.owner, wished.number, wished.head, wished.status):
-            return Answer(AnswerKind.OK, row.posted)
-        if guard is None or row.status >= RunStatus.DONE or (row.epoch, row.owner) != (guard.epoch, guard.owner):
-            return Answer(AnswerKind.FENCED, row.posted)
-        if guard.heartbeat_at is not None and (row.number, row.head) == (guard.number, guard.head):
-            return Answer(AnswerKind.FENCED, row.posted)  # the owner was heard since: it lives
-        return Answer(AnswerKind.MOVED, row.posted)
+        return why_refused(None if found is None else found[1], append)
 
     def _renew(self, db: sqlite3.Connection, run_id: RunId, guard: Guard, seen: int | None, wake_at: int | None) -> Answer:
         key = self._key(db, run_id)

@@ -1,0 +1,345 @@
+"""Runs in Postgres: durable, for every process that reaches the server.
+
+Rules of this file:
+
+* One statement a write, which is its own transaction. The guard is the update of the run's row in that statement: a
+  sub-query that only looks at the row would let the write of a fenced owner through.
+* READ COMMITTED and `synchronous_commit`, set and read back. Rows are locked in the order of run ids.
+* An error either says that nothing was written, by the table of `postgres_errors.py`, or its connection is dropped and
+  what follows reads through a fresh one.
+* A connection is lent for a statement and given back; none is held while a model or a tool is called.
+* The lease clock is the server's, read inside the statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
+
+from agent_runtime.clock import SYSTEM_CLOCK, Clock
+from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreUnavailable
+from agent_runtime.ids import RunId
+from agent_runtime.journal.records import StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
+from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
+from agent_runtime.stores.answers import why_refused
+from agent_runtime.stores.postgres_batch import (
+    Placed,
+    batches,
+    pack_guards,
+    pack_many,
+    pack_one,
+    rounds,
+    runs_on,
+)
+from agent_runtime.stores.postgres_link import Connection, Link
+from agent_runtime.stores.postgres_schema import Statements, check_session, set_up
+from agent_runtime.stores.postgres_url import check_names, place_of
+
+MOST_KEYS = 50_000
+SPLIT_FROM = 64
+"""From so many appends on, a commit goes in two statements at once: one is carried while the other is packed."""
+POST_TRIES = 4
+LOADS_TAKE = 12
+"""How many times longer than another statement the records of many runs may take."""
+BEAT_PAUSES = (0.002, 0.01, 0.05, 0.25)
+"""How long a heartbeat waits for rows that were being written, before it leaves them to the next beat."""
+
+_ROW_SIZE = len(StoredRow._fields)
+_RECORD_SIZE = len(StoredRecord._fields)
+_UNKNOWN = Answer(AnswerKind.UNKNOWN)
+_OK, _FENCED = Answer(AnswerKind.OK), Answer(AnswerKind.FENCED)
+_DUPLICATE = "23505"
+
+
+class PostgresCheckpointStore(BatchStore):
+    """Runs in the database at `url`, in tables whose names begin with `prefix`, in `schema`; made where there are none."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "public",
+        prefix: str = "agent_runtime_",
+        pooler: bool = False,
+        timeout_seconds: float = 5.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`pooler`: a pooler in transaction mode stands before the server. `timeout_seconds`: then a statement is unknown."""
+        self._place = place_of(url)
+        check_names(schema, prefix)
+        if not timeout_seconds > 0:
+            raise InvalidSetting(f"timeout_seconds is a number above 0, found {timeout_seconds!r}")
+        self._url = url
+        self._schema, self._prefix, self._pooler = schema, prefix, pooler
+        self._timeout = timeout_seconds
+        self._clock = clock
+        self._sql = Statements(schema, prefix, pooler=pooler)
+        self._keys: dict[RunId, int] = {}
+        self._is_set_up = False
+        self._link = Link(
+            url,
+            self._place,
+            pooler=pooler,
+            timeout_seconds=timeout_seconds,
+            greet=self._greet,
+            forget=self._keys.clear,  # another server may answer next
+        )
+
+    def __repr__(self) -> str:
+        return f"PostgresCheckpointStore({self._place!r})"
+
+    # Writing.
+
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
+        for append in appends:
+            check_append(append)
+        answers: list[Answer | None] = [None] * len(appends)
+        try:
+            for part in rounds(appends):
+                await self._carry(part, answers)
+        except AgentRuntimeError:
+            if not any(answers):
+                raise  # nothing of this commit was written; else nobody knows of what has no answer
+        return [answer or _UNKNOWN for answer in answers]
+
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
+        sql = self._sql["renew"]
+        found = await self._link.write(lambda db: db.fetch(sql, run_id, guard.epoch, guard.owner, seen, wake_at))
+        if found is None:
+            return _UNKNOWN
+        return Answer(AnswerKind.OK, found[0][0]) if found else _FENCED
+
+    async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
+        answers: list[Answer] = [_UNKNOWN] * len(guards)
+        left = list(range(len(guards)))
+        for pause in (0.0, *BEAT_PAUSES):
+            if left and pause:
+                await self._clock.sleep(pause)
+            if left:
+                left = await self._renew_free(guards, left, answers)
+        return answers
+
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        values = (run_id, message.digest, message.kind, message.body, message.seal)
+        for attempt in range(1, POST_TRIES + 1):
+            try:
+                found = await self._link.write(lambda db: db.fetch(self._sql["post"], *values))
+            except StoreUnavailable as error:
+                if attempt < POST_TRIES and getattr(error.__cause__, "sqlstate", None) == _DUPLICATE:
+                    continue  # the same message came through another connection just now
+                raise
+            if found is None:
+                return _UNKNOWN
+            return Answer(AnswerKind.OK, found[0][0]) if found else await self._why_not_posted(run_id, message)
+        raise AssertionError("the last try returns or raises")
+
+    async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
+        buried = await self._link.write(lambda db: self._bury(db, run_id, guard))
+        if buried is None:
+            return _UNKNOWN
+        if buried:
+            return _OK
+        run = await self.latest(run_id)
+        if run is None:
+            return _FENCED
+        mine = (run.row.epoch, run.row.owner) == (guard.epoch, guard.owner) and run.row.status < 11
+        return Answer(AnswerKind.MOVED if mine else AnswerKind.FENCED, run.row.posted)
+
+    # Reading.
+
+    async def latest(self, run_id: RunId) -> StoredRun | None:
+        return (await self._link.read(lambda db: self._read_runs(db, [run_id]))).get(run_id)
+
+    async def calls(self, run_id: RunId, *, since: int = 0) -> list[StoredRecord]:
+        found = await self._link.read(lambda db: db.fetch(self._sql["select_records"], run_id, since))
+        return [StoredRecord._make(row) for row in found]
+
+    async def load_many(self, run_ids: Sequence[RunId]) -> list[StoredRun | None]:
+        if not run_ids:
+            return []
+        found = await self._link.read(lambda db: self._load_at_once(db, run_ids))
+        return [found.get(run_id) for run_id in run_ids]
+
+    async def list_unfinished(
+        self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        found = await self._link.read(lambda db: db.fetch(self._sql["list_unfinished"], after or "", name, limit))
+        return [StoredRow._make(row) for row in found]
+
+    async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
+        wanted = None if status is None else int(status)
+        found = await self._link.read(lambda db: db.fetch(self._sql["list_runs"], after or "", wanted, limit))
+        return [StoredRow._make(row) for row in found]
+
+    async def inbox(self, run_id: RunId) -> list[StoredMessage]:
+        found = await self._link.read(lambda db: db.fetch(self._sql["select_messages"], run_id))
+        return [StoredMessage._make(row) for row in found]
+
+    async def now(self) -> datetime:
+        [[moment]] = await self._link.read(lambda db: db.fetch(self._sql["read_clock"]))
+        assert isinstance(moment, datetime)
+        return moment.astimezone(UTC)
+
+    def reopen(self) -> PostgresCheckpointStore:
+        again = PostgresCheckpointStore(
+            self._url,
+            schema=self._schema,
+            prefix=self._prefix,
+            pooler=self._pooler,
+            timeout_seconds=self._timeout,
+            clock=self._clock,
+        )
+        again._is_set_up = self._is_set_up
+        return again
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    # How a commit is carried.
+
+    async def _carry(self, part: list[Placed], answers: list[Answer | None]) -> None:
+        """Carry appends to different runs. One that is fenced, or whose run nobody knows, needs no statement."""
+        keys = await self._find_keys([append.row.run_id for _, append in part if append.guard is not None])
+        known = []
+        for place, append in part:
+            if append.guard is not None and append.row.run_id not in keys:
+                answers[place] = _FENCED
+            else:
+                known.append((place, append))
+        cut = batches(known, split_from=SPLIT_FROM)
+        await _side_by_side([self._carry_batch(batch, keys, answers) for batch in cut])
+
+    async def _carry_batch(self, batch: list[Placed], keys: Mapping[RunId, int], answers: list[Answer | None]) -> None:
+        written = await self._link.write(lambda db: self._write_batch(db, [append for _, append in batch], keys))
+        if written is None:
+            for place, _ in batch:
+                answers[place] = _UNKNOWN
+            return
+        refused = []
+        for i, (place, append) in enumerate(batch, start=1):
+            posted = written.get(i)
+            if posted is None:
+                refused.append((place, append))
+            else:
+                answers[place] = Answer(AnswerKind.OK, posted)
+        if refused:
+            await self._answer_refused(refused, answers)
+
+    async def _write_batch(self, db: Connection, appends: list[Append], keys: Mapping[RunId, int]) -> dict[int, int]:
+        """How many messages each run has had, by the append's place in the batch, for those that landed."""
+        [first, *others] = appends
+        if not others and first.guard is not None and runs_on(first):
+            found = await db.fetch(self._sql["append"], *pack_one(first, first.guard, keys[first.row.run_id]))
+            return {1: found[0][0]} if found else {}
+        written = {}
+        for i, key, posted in await db.fetch(self._sql["append_batch"], *pack_many(appends, keys)):
+            written[i] = posted
+            self._remember(appends[i - 1].row.run_id, key)
+        return written
+
+    async def _answer_refused(self, refused: list[Placed], answers: list[Answer | None]) -> None:
+        """Why guards did not hold, by the rows as they are now. Where these cannot be read, nobody knows."""
+        run_ids = [append.row.run_id for _, append in refused]
+        try:
+            found = await self._link.read(lambda db: self._read_runs(db, run_ids))
+        except AgentRuntimeError:
+            found = None
+        for place, append in refused:
+            if found is None:
+                answers[place] = _UNKNOWN
+            else:
+                run = found.get(append.row.run_id)
+                answers[place] = why_refused(None if run is None else run.row, append)
+
+    async def _find_keys(self, run_ids: Sequence[RunId]) -> dict[RunId, int]:
+        """The dense keys of those runs that are there."""
+        keys = {run_id: self._keys[run_id] for run_id in run_ids if run_id in self._keys}
+        unknown = [run_id for run_id in run_ids if run_id not in keys]
+        if unknown:
+            for run_id, key in await self._link.read(lambda db: db.fetch(self._sql["find_keys"], unknown)):
+                keys[run_id] = key
+                self._remember(run_id, key)
+        return keys
+
+    async def _renew_free(self, guards: Sequence[tuple[RunId, Guard]], wanted: list[int], answers: list[Answer]) -> list[int]:
+        """Renew what nobody is writing just now; which ones somebody was."""
+        keys = await self._find_keys([guards[place][0] for place in wanted])
+        known = [place for place in wanted if guards[place][0] in keys]
+        pairs = [(keys[guards[place][0]], guards[place][1]) for place in known]
+        renewed = await self._link.write(lambda db: db.fetch(self._sql["renew_all"], *pack_guards(pairs)))
+        if renewed is None:
+            return []
+        for i, posted in renewed:
+            answers[known[i - 1]] = Answer(AnswerKind.OK, posted) if posted else _OK
+        left = [place for place in wanted if answers[place] is _UNKNOWN]
+        return await self._renew_refused(guards, left, answers) if left else []
+
+    async def _renew_refused(self, guards: Sequence[tuple[RunId, Guard]], left: list[int], answers: list[Answer]) -> list[int]:
+        run_ids = [guards[place][0] for place in left]
+        found = await self._link.read(lambda db: db.fetch(self._sql["find_owners"], run_ids))
+        owners = {run_id: (epoch, owner) for run_id, epoch, owner, _ in found}
+        for place in left:
+            run_id, guard = guards[place]
+            if owners.get(run_id) != (guard.epoch, guard.owner):
+                answers[place] = _FENCED
+        return [place for place in left if answers[place] is _UNKNOWN]
+
+    async def _why_not_posted(self, run_id: RunId, message: StoredMessage) -> Answer:
+        found = await self._link.read(lambda db: db.fetch(self._sql["find_message"], run_id, message.digest))
+        if not found:
+            return _FENCED
+        [[posted, is_there]] = found
+        return Answer(AnswerKind.OK if is_there else AnswerKind.FENCED, posted)
+
+    async def _bury(self, db: Connection, run_id: RunId, guard: Guard) -> bool:
+        async with db.transaction():
+            found = await db.fetch(self._sql["bury_run"], run_id, *guard[:4])
+            for name in ("delete_records", "delete_checkpoint", "delete_messages") if found else ():
+                await db.execute(self._sql[name], found[0][0])
+        return bool(found)
+
+    # What a read does.
+
+    async def _read_runs(self, db: Connection, run_ids: Sequence[RunId]) -> dict[RunId, StoredRun]:
+        return {run.row.run_id: run for run in (await self._read_keyed(db, run_ids)).values()}
+
+    async def _read_keyed(self, db: Connection, run_ids: Sequence[RunId]) -> dict[int, StoredRun]:
+        """Rows and latest states, by dense key."""
+        runs = {}
+        for values in map(tuple, await db.fetch(self._sql["select_run"], run_ids)):
+            row, key, checkpoint = StoredRow._make(values[:_ROW_SIZE]), values[_ROW_SIZE], values[_ROW_SIZE + 1 :]
+            self._remember(row.run_id, key)
+            runs[key] = StoredRun(row, None if checkpoint[0] is None else StoredCheckpoint._make(checkpoint))
+        return runs
+
+    async def _load_at_once(self, db: Connection, run_ids: Sequence[RunId]) -> dict[RunId, StoredRun]:
+        """Rows, states and records, all as they were at one moment."""
+        async with db.transaction(isolation="repeatable_read", readonly=True):
+            runs = await self._read_keyed(db, list(set(run_ids)))
+            found = await db.fetch(self._sql["select_all_records"], list(runs), timeout=LOADS_TAKE * self._timeout)
+        records: dict[int, list[StoredRecord]] = {key: [] for key in runs}
+        for values in map(tuple, found):
+            records[values[_RECORD_SIZE]].append(StoredRecord._make(values[:_RECORD_SIZE]))
+        return {run.row.run_id: run._replace(records=tuple(records[key])) for key, run in runs.items()}
+
+    def _remember(self, run_id: RunId, key: int) -> None:
+        if len(self._keys) >= MOST_KEYS:
+            self._keys.clear()  # a key is found again by its run id
+        self._keys[run_id] = key
+
+    async def _greet(self, db: Connection) -> None:
+        await check_session(db, self._sql, self._place, pooler=self._pooler)
+        if not self._is_set_up:
+            await set_up(db, self._sql, self._place)
+            self._is_set_up = True
+
+
+async def _side_by_side(works: list[Coroutine[object, object, None]]) -> None:
+    """Do all of them to their end, then raise what one of them raised."""
+    if len(works) == 1:
+        return await works[0]
+    for ended in await asyncio.gather(*works, return_exceptions=True):
+        if ended is not None:
+            raise ended
+    return None

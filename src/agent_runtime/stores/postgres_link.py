@@ -1,0 +1,201 @@
+"""Connections to one Postgres: opened when needed, lent for one statement, dropped once nobody knows what they did.
+
+Whoever writes has other places than whoever reads, so that the reads of many runs hold up no commit. A connection belongs
+to the event loop that opened it; on another loop the link begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, Protocol, TypeVar
+
+from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreRefused, StoreUnavailable
+from agent_runtime.stores.postgres_errors import Fate, fate_of, state_of, translate
+
+T = TypeVar("T")
+
+WRITES_AT_ONCE = 2
+READS_AT_ONCE = 2
+CLOSE_SECONDS = 2.0
+APPLICATION = "agent-runtime"
+# For a session of our own. A plan is made once, perhaps while the tables are empty, and has to serve when they are full:
+# by index, row by row. What a frozen process holds locked is let go in time.
+_SETTINGS = {
+    "application_name": APPLICATION,
+    "client_min_messages": "warning",
+    "default_transaction_isolation": "read committed",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_seqscan": "off",
+    "idle_in_transaction_session_timeout": "10s",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "search_path": "pg_catalog",
+}
+
+
+class Connection(Protocol):
+    """What we use of a connection of asyncpg."""
+
+    async def fetch(self, query: str, *args: object, timeout: float | None = None) -> list[Any]: ...
+
+    async def execute(self, query: str, *args: object, timeout: float | None = None) -> str: ...
+
+    def transaction(self, *, isolation: str | None = None, readonly: bool = False) -> AbstractAsyncContextManager[Any]: ...
+
+    def is_closed(self) -> bool: ...
+
+    def terminate(self) -> None: ...
+
+    async def close(self, *, timeout: float | None = None) -> None: ...
+
+
+class Link:
+    """The connections of one store object."""
+
+    def __init__(
+        self,
+        url: str,
+        place: str,
+        *,
+        pooler: bool,
+        timeout_seconds: float,
+        greet: Callable[[Connection], Awaitable[None]],
+        forget: Callable[[], None],
+    ) -> None:
+        """`greet` is called with each fresh connection, `forget` when one is dropped: what it did is not known."""
+        self._url = url
+        self._place = place
+        self._pooler = pooler
+        self._timeout = timeout_seconds
+        self._greet = greet
+        self._forget = forget
+        self._idle: list[Connection] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+
+    async def write(self, work: Callable[[Connection], Awaitable[T]]) -> T | None:
+        """What the work gave, once it is durable; None where nobody knows. Raises where nothing was written."""
+        self._enter_loop()
+        async with self._writes:
+            connection = await self._connected()
+            try:
+                result = await work(connection)
+            except Exception as error:
+                fate = fate_of(error)
+                self._take_back(connection, is_sound=fate is not Fate.UNKNOWN)
+                if fate is Fate.UNKNOWN:
+                    return None
+                raise translate(error, self._place) from error
+            except BaseException:
+                self._drop(connection)
+                raise
+            self._take_back(connection, is_sound=True)
+            return result
+
+    async def read(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """What the work found."""
+        self._enter_loop()
+        async with self._reads:
+            connection = await self._connected()
+            try:
+                result = await work(connection)
+            except AgentRuntimeError:
+                self._take_back(connection, is_sound=True)
+                raise
+            except Exception as error:
+                self._take_back(connection, is_sound=fate_of(error) is not Fate.UNKNOWN)
+                raise translate(error, self._place) from error
+            except BaseException:
+                self._drop(connection)
+                raise
+            self._take_back(connection, is_sound=True)
+            return result
+
+    async def close(self) -> None:
+        self._is_closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            with suppress(Exception):  # it is closed, one way or the other
+                await connection.close(timeout=CLOSE_SECONDS)
+
+    def _enter_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        for connection in self._idle:
+            with suppress(Exception):  # its own loop is closed
+                connection.terminate()
+        self._loop, self._idle = loop, []
+        self._writes, self._reads = asyncio.Semaphore(WRITES_AT_ONCE), asyncio.Semaphore(READS_AT_ONCE)
+
+    async def _connected(self) -> Connection:
+        if self._is_closed:
+            raise StoreUnavailable(f"the store at {self._place} was closed; open another")
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+            self._forget()
+        connection = await self._connect()
+        try:
+            await self._greet(connection)
+        except AgentRuntimeError:
+            self._drop(connection)
+            raise
+        except Exception as error:
+            self._drop(connection)
+            raise translate(error, self._place) from error
+        except BaseException:
+            self._drop(connection)
+            raise
+        return connection
+
+    async def _connect(self) -> Connection:
+        asyncpg = _driver()
+        options: dict[str, Any] = {"statement_cache_size": 0} if self._pooler else {"server_settings": _SETTINGS}
+        try:
+            connection: Connection = await asyncpg.connect(
+                self._url, timeout=self._timeout, command_timeout=self._timeout, max_cached_statement_lifetime=0, **options
+            )
+        except (asyncpg.InterfaceError, ValueError) as error:
+            # Without its cause: the driver may quote the URL.
+            raise InvalidSetting(f"{self._place}: the driver refuses the URL ({type(error).__name__}); correct it") from None
+        except Exception as error:
+            raise _unreachable(error, self._place) from error
+        return connection
+
+    def _take_back(self, connection: Connection, *, is_sound: bool) -> None:
+        if is_sound and not connection.is_closed() and not self._is_closed:
+            self._idle.append(connection)
+        else:
+            self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        self._forget()
+        with suppress(Exception):  # whatever state it is in, it is not used again
+            connection.terminate()
+
+
+def _driver() -> Any:
+    try:
+        import asyncpg
+    except ImportError as error:
+        raise InvalidSetting(
+            "a Postgres store needs the driver asyncpg, which is not installed; pip install 'durable-agent-runtime[postgres]'"
+        ) from error
+    return asyncpg
+
+
+def _unreachable(error: Exception, place: str) -> StoreUnavailable | StoreRefused:
+    """Nothing was sent yet, so nothing was written, whatever it is."""
+    if state_of(error) and fate_of(error) is Fate.REFUSED:
+        refused = translate(error, place)
+        assert isinstance(refused, StoreRefused), "that is what this fate is translated to"
+        return refused
+    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if "unsupported startup parameter" in said:
+        return StoreRefused(f"{place} is a pooler that takes no settings ({said}); open the store with pooler=True")
+    return StoreUnavailable(f"{place} does not answer: {said}; see that the server runs and can be reached from here")

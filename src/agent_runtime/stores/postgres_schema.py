@@ -1,0 +1,132 @@
+"""The tables of a Postgres store: their names, making them once among many processes, and refusing what is not ours."""
+
+from __future__ import annotations
+
+import re
+
+from agent_runtime.errors import ForeignStore, NewerFormat, ReadOnlyStore, StoreRefused
+from agent_runtime.stores.postgres_link import Connection
+from agent_runtime.stores.statements import read_statements
+
+FORMAT = 1
+"""The form of the tables that this version makes and knows."""
+TABLES = ("store", "runs", "journal", "checkpoints", "inbox")
+INDEXES = ("unfinished", "numbers")
+_MAKING = (
+    "create_store",
+    "create_runs",
+    "create_unfinished",
+    "create_journal",
+    "create_numbers",
+    "create_checkpoints",
+    "create_inbox",
+    "write_format",
+)
+_HEAD = (
+    "-- The tables of the Postgres store, as it makes them itself. Loaded by hand, they are accepted:\n"
+    "--   psql postgresql://durable:durable@localhost:5433/durable -f schema.sql"
+)
+_LOCALLY_DURABLE = (
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' "
+    "ELSE 'on' END, true) IS NOT NULL"
+)
+_DURABLE = ("on", "remote_apply")
+
+
+class Statements:
+    """The statements of `postgres.sql` for the tables of one store."""
+
+    def __init__(self, schema: str, prefix: str, *, pooler: bool) -> None:
+        self.schema = schema
+        self.tables = {table: f"{prefix}{table}" for table in TABLES}
+        names = {table: self.table(table) for table in TABLES}
+        names |= {index: f"{prefix}{index}" for index in INDEXES}
+        names["durably"] = _LOCALLY_DURABLE if pooler else "true"
+        self._sql = {name: _filled(text, names) for name, text in read_statements("postgres.sql").items()}
+
+    def __getitem__(self, name: str) -> str:
+        return self._sql[name]
+
+    def table(self, table: str) -> str:
+        """The full name of a table, as it stands in statements."""
+        return f'"{self.schema}"."{self.tables[table]}"' if self.schema else self.tables[table]
+
+    @property
+    def making(self) -> list[str]:
+        """What makes the tables, statement by statement."""
+        return [self._sql[name] for name in _MAKING]
+
+    def columns(self, table: str) -> set[str]:
+        """The columns that a table has, by the statement that makes it."""
+        return set(re.findall(r"(?m)^    ([a-z_]+) ", self._sql[f"create_{table}"]))
+
+
+def schema_sql(prefix: str = "agent_runtime_") -> str:
+    """What `psql -f` loads to make the tables in the first schema of the search path: the text of `schema.sql`."""
+    made = ";\n\n".join(Statements("", prefix, pooler=False).making)
+    return f"{_HEAD}\n\nBEGIN;\n\n{made};\n\nCOMMIT;\n"
+
+
+def _filled(text: str, names: dict[str, str]) -> str:
+    return re.sub(r"\{([a-z]+)\}", lambda found: names[found[1]], text)
+
+
+async def check_session(connection: Connection, statements: Statements, place: str, *, pooler: bool) -> None:
+    """Set what durability needs and read it back; refuse a server, a user or a database that does not let us have it."""
+    [session] = await connection.fetch(statements["read_session"])
+    if session["is_standby"] or session["is_read_only"]:
+        what = "a read replica" if session["is_standby"] else "read-only for this user (default_transaction_read_only)"
+        raise ReadOnlyStore(f"{place} is {what}, and a store is written; name the primary server, or allow writing")
+    if session["encoding"] != "UTF8":
+        raise StoreRefused(
+            f"{place} keeps text as {session['encoding']}, expected UTF8; create the database with ENCODING 'UTF8'"
+        )
+    if session["isolation"] != "read committed":
+        raise StoreRefused(
+            f"{place} gives sessions the isolation level {session['isolation']!r}, expected 'read committed'; "
+            "ALTER ROLE … SET default_transaction_isolation = 'read committed'"
+        )
+    if pooler or session["synchronous_commit"] in _DURABLE:
+        return  # behind a pooler no setting of a session lasts: each write sets it for itself
+    await connection.execute("SET synchronous_commit = on")
+    [session] = await connection.fetch(statements["read_session"])
+    if session["synchronous_commit"] not in _DURABLE:
+        raise StoreRefused(
+            f"{place} has synchronous_commit={session['synchronous_commit']!r} although it was set to 'on': acknowledged "
+            "writes would be lost; if a pooler stands before the server, open the store with pooler=True"
+        )
+
+
+async def set_up(connection: Connection, statements: Statements, place: str) -> None:
+    """Make the tables where there are none; refuse those of another program, or of a newer version."""
+    if await _is_set_up(connection, statements, place):
+        return
+    async with connection.transaction():
+        await connection.execute(statements["lock_set_up"])
+        if await _is_set_up(connection, statements, place):
+            return
+        [[schemas]] = await connection.fetch(statements["find_schema"], statements.schema)
+        if not schemas:
+            await connection.execute(f'CREATE SCHEMA "{statements.schema}"')
+        for statement in statements.making:
+            await connection.execute(statement)
+
+
+async def _is_set_up(connection: Connection, statements: Statements, place: str) -> bool:
+    names = {name: table for table, name in statements.tables.items()}
+    found = await connection.fetch(statements["find_columns"], statements.schema, list(names))
+    if not found:
+        return False
+    columns = {names[row["relname"]]: set(row["columns"]) for row in found}
+    newest = None
+    if "format" in columns.get("store", ()):
+        [[newest]] = await connection.fetch(statements["read_format"])
+    if newest is not None and newest > FORMAT:
+        raise NewerFormat(f"{place} has tables of format {newest}, and this version knows {FORMAT}; use the newer version")
+    wrong = [name for table, name in statements.tables.items() if columns.get(table) != statements.columns(table)]
+    if newest != FORMAT or wrong:
+        raise ForeignStore(
+            f"schema {statements.schema!r} of {place} holds tables under our names that are not ours (other columns, or some "
+            f"are missing: {', '.join(wrong) or 'no format is written'}); name another database, or choose schema= or prefix="
+        )
+    return True

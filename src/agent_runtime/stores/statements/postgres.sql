@@ -1,0 +1,293 @@
+-- The statements of the Postgres store. {runs}, {journal}, {checkpoints}, {inbox} and {store} stand for its tables,
+-- {unfinished} and {numbers} for names of indexes. Times ending in _at are milliseconds UTC, but for heartbeat_at:
+-- microseconds UTC, by the server's clock. Status numbers are those of RunStatus: 1 runs, from 8 on final, 11 deleted.
+-- Integers of many rows come as the text of one array, which costs the driver one string; bytes of many rows come joined.
+-- {durably} is true; behind a pooler, which shares sessions, it also makes the commit of this statement a durable one.
+
+-- create_store: which form of tables this is
+CREATE TABLE {store} (
+    format integer NOT NULL
+);
+
+-- create_runs: one row a run, the only contended row; the dense key is what the journal refers to
+CREATE TABLE {runs} (
+    key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    created_at bigint NOT NULL,
+    updated_at bigint NOT NULL,
+    heartbeat_at bigint NOT NULL,
+    wake_at bigint,
+    lease_ms bigint NOT NULL,
+    posted bigint NOT NULL DEFAULT 0,
+    step bigint NOT NULL CHECK (step >= 0),
+    epoch bigint NOT NULL CHECK (epoch >= 1),
+    number bigint NOT NULL CHECK (number >= 0),
+    attempts bigint NOT NULL CHECK (attempts >= 0),
+    format integer NOT NULL,
+    status smallint NOT NULL CHECK (status IN (1, 2, 3, 4, 8, 9, 10, 11)),
+    owner bytea NOT NULL CHECK (length(owner) = 16),
+    head bytea NOT NULL CHECK (length(head) = 32),
+    seal bytea NOT NULL,
+    run_id text COLLATE "C" NOT NULL UNIQUE,
+    key_id text NOT NULL,
+    tenant text NOT NULL,
+    kind text NOT NULL,
+    name text NOT NULL
+) WITH (fillfactor = 70);
+
+-- create_unfinished: the runs that are not final, without an index that every append would have to change
+CREATE INDEX {unfinished} ON {runs} (run_id) WHERE status < 8;
+
+-- create_journal: insert-only
+CREATE TABLE {journal} (
+    key bigint NOT NULL,
+    epoch bigint NOT NULL,
+    number integer NOT NULL CHECK (number >= 1),
+    attempt integer NOT NULL,
+    kind smallint NOT NULL,
+    call text NOT NULL,
+    body bytea NOT NULL,
+    seal bytea NOT NULL
+);
+
+-- create_numbers: each number once a run
+CREATE UNIQUE INDEX {numbers} ON {journal} (key, number);
+
+-- create_checkpoints: the latest state of each run that keeps one
+CREATE TABLE {checkpoints} (
+    key bigint PRIMARY KEY,
+    step bigint NOT NULL,
+    body bytea NOT NULL,
+    seal bytea NOT NULL
+);
+
+-- create_inbox: messages to whoever owns the run, once by digest
+CREATE TABLE {inbox} (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    key bigint NOT NULL,
+    digest bytea NOT NULL,
+    kind text NOT NULL,
+    body bytea NOT NULL,
+    seal bytea NOT NULL,
+    UNIQUE (key, digest)
+);
+
+-- write_format: the form of the tables that were just made
+INSERT INTO {store} (format) VALUES (1);
+
+-- read_format: the form of the tables that are there
+SELECT max(format) FROM {store};
+
+-- find_columns: the columns of tables that have our names, whoever made them
+SELECT c.relname, array_agg(a.attname::text) AS columns
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE n.nspname = $1 AND c.relname = ANY ($2::text[]) AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+GROUP BY c.relname;
+
+-- find_schema: whether the schema is there
+SELECT count(*) FROM pg_catalog.pg_namespace WHERE nspname = $1;
+
+-- lock_set_up: one at a time makes tables in this database
+SELECT pg_advisory_xact_lock(4715532104317);
+
+-- read_session: what durability and isolation need of a session
+SELECT pg_is_in_recovery() AS is_standby,
+       current_setting('transaction_read_only') = 'on' AS is_read_only,
+       current_setting('synchronous_commit') AS synchronous_commit,
+       current_setting('default_transaction_isolation') AS isolation,
+       current_setting('server_encoding') AS encoding,
+       current_setting('server_version_num')::integer AS version;
+
+-- find_keys: the dense keys of runs
+SELECT run_id, key FROM {runs} WHERE run_id = ANY ($1::text[]);
+
+-- append: the guarded update of one run that runs, or shall run again, under its owner, and its records
+-- $1 key, $2 epoch, $3 owner, $4 number and $5 head as they must be; $6 step, $7 number, $8 head, $9 attempts, $10 seal,
+-- $11 seen, $12 wake_at as they shall be; of each record $14 (kind, attempt, size of call, size of body, offset) and in
+-- $15 call, body and seal, one behind the other; $13 records
+WITH p AS MATERIALIZED (
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us, $14::text::int8[] AS b WHERE {durably}
+), written AS (
+    UPDATE {runs} u
+    SET status = 1, step = $6::int8, number = $7::int8, head = $8::bytea, attempts = $9::int8, seal = $10::bytea,
+        wake_at = CASE WHEN u.posted > $11::int8 THEN p.us / 1000 ELSE $12::int8 END,
+        heartbeat_at = CASE WHEN u.heartbeat_at - p.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE p.us END,
+        updated_at = p.us / 1000
+    FROM p
+    WHERE u.key = $1::int8 AND u.epoch = $2::int8 AND u.owner = $3::bytea AND u.number = $4::int8 AND u.head = $5::bytea
+      AND u.status < 8 AND u.step BETWEEN $6::int8 - 1 AND $6::int8
+    RETURNING u.key, u.posted
+), journaled AS (
+    INSERT INTO {journal} (key, epoch, number, attempt, kind, call, body, seal)
+    SELECT w.key, $2::int8, $4::int8 + n, p.b[n * 5 - 3], p.b[n * 5 - 4],
+           convert_from(substring($15::bytea FROM p.b[n * 5]::int4 FOR p.b[n * 5 - 2]::int4), 'UTF8'),
+           substring($15::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2])::int4 FOR p.b[n * 5 - 1]::int4),
+           substring($15::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2] + p.b[n * 5 - 1])::int4 FOR 32)
+    FROM written w, p, generate_series(1, $13::int4) AS n
+)
+SELECT posted FROM written;
+
+-- append_batch: many appends to different runs, of any kind, each guarded by itself, in the order given: that of the ids.
+-- Rows are locked in that order first, so that two batches cannot wait for each other; the guard is the update itself.
+-- $1 keys (-n for the n-th new run); $2 18 integers a row, named below; $3 128 bytes a row: guard's owner and head, then owner, head,
+-- seal; $4 ids of new runs; $5 texts, referred to by place; $6 five integers a record and $8 its bytes, as in append;
+-- $7 (step, offset, size) of each checkpoint, whose body and seal are in $8
+WITH p AS MATERIALIZED (
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us,
+           $2::text::int8[] AS a, $6::text::int8[] AS b, $7::text::int8[] AS c, $5::text[] AS t
+    WHERE {durably}
+), r AS MATERIALIZED (
+    SELECT k.i, k.key, us,
+           a[k.i * 18 - 17] AS was_epoch, a[k.i * 18 - 16] AS was_number, nullif(a[k.i * 18 - 15], -1) AS was_heard,
+           substring($3::bytea FROM (k.i * 128 - 127)::int4 FOR 16) AS was_owner,
+           substring($3::bytea FROM (k.i * 128 - 111)::int4 FOR 32) AS was_head,
+           a[k.i * 18 - 14] = 1 AS settles,
+           a[k.i * 18 - 13]::int4 AS format, t[a[k.i * 18 - 12]::int4] AS key_id, a[k.i * 18 - 11]::int2 AS status,
+           a[k.i * 18 - 10] AS step, a[k.i * 18 - 9] AS epoch, a[k.i * 18 - 8] AS number, a[k.i * 18 - 7] AS attempts,
+           a[k.i * 18 - 6] AS lease_ms, nullif(a[k.i * 18 - 5], -1) AS wake_at, a[k.i * 18 - 4] AS seen,
+           a[k.i * 18 - 3]::int4 AS texts, a[k.i * 18 - 2]::int4 AS first, a[k.i * 18 - 1]::int4 AS records,
+           a[k.i * 18]::int4 AS checkpoint,
+           substring($3::bytea FROM (k.i * 128 - 79)::int4 FOR 16) AS owner,
+           substring($3::bytea FROM (k.i * 128 - 63)::int4 FOR 32) AS head,
+           substring($3::bytea FROM (k.i * 128 - 31)::int4 FOR 32) AS seal
+    FROM p, unnest($1::text::int8[]) WITH ORDINALITY AS k (key, i)
+), fresh AS MATERIALIZED (
+    SELECT ($4::text[])[-r.key] AS run_id, t[r.texts] AS tenant, t[r.texts + 1] AS kind, t[r.texts + 2] AS name, r.*
+    FROM p, r WHERE r.key < 0
+), opened AS (
+    INSERT INTO {runs} (run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+                        lease_ms, wake_at, heartbeat_at, created_at, updated_at)
+    SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+           lease_ms, wake_at, us, us / 1000, us / 1000
+    FROM fresh ORDER BY i
+    ON CONFLICT (run_id) DO NOTHING
+    RETURNING key, run_id
+), locked AS MATERIALIZED (
+    SELECT r.* FROM r JOIN {runs} u ON u.key = r.key WHERE r.key > 0 ORDER BY r.i FOR NO KEY UPDATE OF u
+), appended AS (
+    UPDATE {runs} u
+    SET format = r.format, key_id = r.key_id, status = r.status, epoch = r.epoch, lease_ms = r.lease_ms, owner = r.owner,
+        step = r.step, number = r.number, head = r.head, attempts = r.attempts, seal = r.seal,
+        wake_at = CASE WHEN u.posted > r.seen THEN r.us / 1000 ELSE r.wake_at END,
+        heartbeat_at = CASE WHEN u.heartbeat_at - r.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE r.us END,
+        updated_at = r.us / 1000
+    FROM locked r
+    WHERE u.key = r.key AND u.epoch = r.was_epoch AND u.owner = r.was_owner AND u.number = r.was_number AND u.head = r.was_head
+      AND (r.was_heard IS NULL OR u.heartbeat_at = r.was_heard)
+      AND (CASE WHEN u.status < 8 THEN u.step BETWEEN r.step - 1 AND r.step
+                ELSE u.status < 11 AND r.settles AND u.status = r.status AND u.step = r.step AND u.epoch = r.epoch
+                     AND u.owner = r.owner END)
+    RETURNING r.i, u.key, u.posted, r.epoch, r.number, r.first, r.records, r.checkpoint
+), written AS MATERIALIZED (
+    SELECT f.i, o.key, 0::int8 AS posted, f.epoch, f.number, f.first, f.records, f.checkpoint
+    FROM opened o JOIN fresh f ON f.run_id = o.run_id
+    UNION ALL
+    SELECT i, key, posted, epoch, number, first, records, checkpoint FROM appended
+), journaled AS (
+    INSERT INTO {journal} (key, epoch, number, attempt, kind, call, body, seal)
+    SELECT w.key, w.epoch, w.number - w.records + n - w.first + 1, p.b[n * 5 - 3], p.b[n * 5 - 4],
+           convert_from(substring($8::bytea FROM p.b[n * 5]::int4 FOR p.b[n * 5 - 2]::int4), 'UTF8'),
+           substring($8::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2])::int4 FOR p.b[n * 5 - 1]::int4),
+           substring($8::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2] + p.b[n * 5 - 1])::int4 FOR 32)
+    FROM written w, p, generate_series(w.first, w.first + w.records - 1) AS n
+), kept AS (
+    INSERT INTO {checkpoints} (key, step, body, seal)
+    SELECT w.key, p.c[w.checkpoint * 3 - 2],
+           substring($8::bytea FROM p.c[w.checkpoint * 3 - 1]::int4 FOR p.c[w.checkpoint * 3]::int4),
+           substring($8::bytea FROM (p.c[w.checkpoint * 3 - 1] + p.c[w.checkpoint * 3])::int4 FOR 32)
+    FROM written w, p WHERE w.checkpoint > 0
+    ON CONFLICT (key) DO UPDATE SET step = excluded.step, body = excluded.body, seal = excluded.seal
+)
+SELECT i, key, posted FROM written;
+
+-- select_run: one run's row, with how long its owner has been silent, and its latest state
+SELECT r.run_id, r.format, r.key_id, r.tenant, r.kind, r.name, r.status, r.step, r.epoch, r.owner, r.number, r.head,
+       r.attempts, r.seal, r.lease_ms, r.wake_at, r.heartbeat_at,
+       ((extract(epoch FROM clock_timestamp()) * 1000000)::int8 - r.heartbeat_at) / 1000, r.posted, r.created_at, r.updated_at,
+       r.key, c.step, c.body, c.seal
+FROM {runs} r LEFT JOIN {checkpoints} c ON c.key = r.key WHERE r.run_id = ANY ($1::text[]);
+
+-- select_records: the records of a run past a number
+SELECT j.number, j.epoch, j.kind, j.call, j.attempt, j.body, j.seal
+FROM {journal} j WHERE j.key = (SELECT key FROM {runs} WHERE run_id = $1) AND j.number > $2::int8 ORDER BY j.number;
+
+-- select_all_records: the records of many runs
+SELECT number, epoch, kind, call, attempt, body, seal, key FROM {journal} WHERE key = ANY ($1::int8[]) ORDER BY key, number;
+
+-- list_unfinished: rows that are not final, by id
+SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+       lease_ms, wake_at, heartbeat_at,
+       ((extract(epoch FROM clock_timestamp()) * 1000000)::int8 - heartbeat_at) / 1000, posted, created_at, updated_at
+FROM {runs} WHERE status < 8 AND run_id > $1 AND ($2::text IS NULL OR name = $2) ORDER BY run_id LIMIT $3::int8;
+
+-- list_runs: rows of all runs, by id; deleted ones only where asked for
+SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+       lease_ms, wake_at, heartbeat_at,
+       ((extract(epoch FROM clock_timestamp()) * 1000000)::int8 - heartbeat_at) / 1000, posted, created_at, updated_at
+FROM {runs} WHERE run_id > $1 AND ($2::int2 IS NULL AND status < 11 OR status = $2)
+ORDER BY run_id LIMIT $3::int8;
+
+-- renew: the owner lives; guarded by epoch and owner alone
+WITH p AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us)
+UPDATE {runs} u
+SET heartbeat_at = CASE WHEN u.heartbeat_at - p.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE p.us END,
+    wake_at = CASE WHEN u.posted = $4::int8 THEN $5::int8 ELSE u.wake_at END
+FROM p WHERE u.run_id = $1 AND u.epoch = $2::int8 AND u.owner = $3::bytea AND u.status < 8 RETURNING u.posted;
+
+-- renew_all: the owner of many runs lives; a row that somebody is just writing is passed over, and not waited for.
+-- $1 keys, $2 epochs, $3 owners
+WITH p AS MATERIALIZED (
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us, $2::text::int8[] AS epochs
+), r AS MATERIALIZED (
+    SELECT k.i, k.key, us, epochs[k.i] AS epoch, substring($3::bytea FROM (k.i * 16 - 15)::int4 FOR 16) AS owner
+    FROM p, unnest($1::text::int8[]) WITH ORDINALITY AS k (key, i)
+), free AS MATERIALIZED (
+    SELECT r.* FROM r JOIN {runs} u ON u.key = r.key AND u.epoch = r.epoch AND u.owner = r.owner AND u.status < 8
+    FOR NO KEY UPDATE OF u SKIP LOCKED
+)
+UPDATE {runs} u
+SET heartbeat_at = CASE WHEN u.heartbeat_at - r.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE r.us END
+FROM free r WHERE u.key = r.key AND u.epoch = r.epoch AND u.owner = r.owner AND u.status < 8 RETURNING r.i, u.posted;
+
+-- find_owners: who holds runs that were not renewed
+SELECT run_id, epoch, owner, posted FROM {runs} WHERE run_id = ANY ($1::text[]) AND status < 8;
+
+-- post: a message, once by its digest; one more is posted, and there is reason to look at the run
+WITH raised AS (
+    UPDATE {runs} u SET posted = u.posted + 1, wake_at = (extract(epoch FROM clock_timestamp()) * 1000)::int8
+    WHERE u.run_id = $1 AND u.status < CASE WHEN $3::text = 'settlement' THEN 11 ELSE 8 END AND {durably}
+      AND NOT EXISTS (SELECT FROM {inbox} m WHERE m.key = u.key AND m.digest = $2::bytea)
+    RETURNING u.key, u.posted
+), inserted AS (
+    INSERT INTO {inbox} (key, digest, kind, body, seal) SELECT key, $2, $3, $4::bytea, $5::bytea FROM raised
+)
+SELECT posted FROM raised;
+
+-- find_message: why a message was not taken
+SELECT u.posted, EXISTS (SELECT FROM {inbox} m WHERE m.key = u.key AND m.digest = $2::bytea) AS is_there
+FROM {runs} u WHERE u.run_id = $1 AND u.status < 11;
+
+-- select_messages: the messages of a run in the order they came
+SELECT digest, kind, body, seal FROM {inbox}
+WHERE key = (SELECT key FROM {runs} WHERE run_id = $1) ORDER BY id;
+
+-- bury_run: what is left of a deleted run, so that its id is not used again
+UPDATE {runs}
+SET status = 11, number = 0, owner = decode(repeat('00', 16), 'hex'), head = decode(repeat('00', 32), 'hex'), seal = ''::bytea,
+    wake_at = NULL, updated_at = (extract(epoch FROM clock_timestamp()) * 1000)::int8
+WHERE run_id = $1 AND epoch = $2::int8 AND owner = $3::bytea AND number = $4::int8 AND head = $5::bytea AND status < 11
+  AND {durably}
+RETURNING key;
+
+-- delete_records: the journal of a deleted run
+DELETE FROM {journal} WHERE key = $1::int8;
+
+-- delete_checkpoint: the state of a deleted run
+DELETE FROM {checkpoints} WHERE key = $1::int8;
+
+-- delete_messages: the messages of a deleted run
+DELETE FROM {inbox} WHERE key = $1::int8;
+
+-- read_clock: the server's clock
+SELECT clock_timestamp();

@@ -1,0 +1,36 @@
+"""The store in Postgres passes the contract, on every server that is there and behind a pooler."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.stores.postgres import PostgresCheckpointStore
+from agent_runtime.testing.store_contract import StoreContract
+from tests.conftest import Servers
+from tests.servers import Pooler, fresh_schema, own_origins
+
+
+class TestPostgresStore(StoreContract):
+    @pytest.fixture
+    async def store(self, postgres_url: str) -> AsyncIterator[CheckpointStore]:
+        async with fresh_schema(postgres_url) as schema:
+            store = PostgresCheckpointStore(postgres_url, schema=schema)
+            yield store
+            await store.close()
+
+
+@pytest.fixture(scope="session")
+def pooler(servers: Servers) -> Iterator[Pooler]:
+    before = Pooler(servers(own_origins()[0]))
+    yield before
+    before.close()
+
+
+class TestPostgresStoreBehindAPooler(StoreContract):
+    @pytest.fixture
+    async def store(self, pooler: Pooler) -> AsyncIterator[CheckpointStore]:
+        async with fresh_schema(pooler.url, pooler=True) as schema:
+            store = PostgresCheckpointStore(pooler.url, schema=schema, pooler=True)
+            yield store
+            await store.close()
