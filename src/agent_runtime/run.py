@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 LEASE_SECONDS = 12.0
 HEARTBEAT_SECONDS = 3.0
+MAX_ATTEMPTS = 5
 FIRST_WAKE_SECONDS = 1.0
 LONGEST_WAKE_SECONDS = 300.0
 
@@ -76,6 +77,8 @@ class Backing:
     clock: Clock = SYSTEM_CLOCK
     entropy: Entropy = SYSTEM_ENTROPY
     offload: Offload = SYSTEM_OFFLOAD
+    max_attempts: int = MAX_ATTEMPTS
+    stuck_after: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_seconds <= self.lease_seconds / 2 < float("inf"):
@@ -83,6 +86,10 @@ class Backing:
                 f"a heartbeat comes at least twice a lease, found heartbeat {self.heartbeat_seconds} s and lease "
                 f"{self.lease_seconds} s; lower the one or raise the other"
             )
+        if type(self.max_attempts) is not int or self.max_attempts < 1:
+            raise InvalidSetting(f"max_attempts= is a whole number from 1, found {self.max_attempts!r}")
+        if self.stuck_after is not None and not 0 < self.stuck_after < float("inf"):
+            raise InvalidSetting(f"stuck_after= is a number of seconds above 0, or None, found {self.stuck_after!r}")
 
     @property
     def lease_ms(self) -> int:
@@ -148,7 +155,7 @@ class Run:
         self._now = backing.clock.monotonic
         self._heartbeat = heartbeat(backing.store, backing.clock, backing.offload)
         LIVE_OWNERS.add(journal.owner)
-        self._heartbeat.watch(journal, backing.heartbeat_seconds)
+        self._heartbeat.watch(journal, backing.heartbeat_seconds, stuck_after=backing.stuck_after)
 
     @property
     def run_id(self) -> RunId:
@@ -226,6 +233,13 @@ class Run:
         self.journal.set_status(status, wake_at=wake_at)
         if not self.has_running_thread:
             self.journal.give_back()
+        await self.barrier()
+
+    async def set_aside(self, why: str, attempts: int) -> None:
+        """Quarantine the run after so many claims that came to nothing: no worker touches it until it is released."""
+        self.note(RecordKind.QUARANTINED, body=codec.encode({"why": why, "attempts": attempts}))
+        self.journal.set_status(RunStatus.QUARANTINED)
+        self.journal.give_back()
         await self.barrier()
 
     def let_go(self) -> None:

@@ -109,6 +109,7 @@ class Journal:
         "step",
         "trusted_until",
         "wake_at",
+        "written_at",
     )
 
     def __init__(
@@ -145,7 +146,8 @@ class Journal:
         self.attempts, self.posted, self.wake_at = row.attempts, row.posted, row.wake_at
         self.owner, self.lease_ms = row.owner, row.lease_ms
         self.mode = mode
-        self.trusted_until = clock.monotonic() + self.trust_seconds
+        self.written_at = clock.monotonic()
+        self.trusted_until = self.written_at + self.trust_seconds
 
     @property
     def trust_seconds(self) -> float:
@@ -292,6 +294,7 @@ class Journal:
     def _landed_ok(self, row: StoredRow, posted: int, sent_at: float) -> None:
         self._guard = Guard(row.epoch, row.owner, row.number, row.head)
         self._claimed_epoch = row.epoch
+        self.written_at = sent_at
         self.posted = max(self.posted, posted)
         self.trusted_until = max(self.trusted_until, sent_at + self.trust_seconds)
         waiters, self._waiters = self._waiters, []
