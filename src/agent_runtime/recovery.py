@@ -117,7 +117,8 @@ async def release(backing: Backing, run_id: RunId, *, by: str) -> bool:
         if found.status is not RunStatus.QUARANTINED:
             return False
         journal = _claiming(backing, found, "release", take_over=False)
-        journal.note(RecordKind.RELEASED, body=codec.encode({"why": "release", "by": by}))
+        told_apart = journal.owner.hex()  # the row will name no owner, and two who write the very same would both be right
+        journal.note(RecordKind.RELEASED, body=codec.encode({"why": "release", "by": by, "claim": told_apart}))
         journal.attempts = 0
         journal.give_back()
         try:

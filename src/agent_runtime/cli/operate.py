@@ -124,10 +124,12 @@ def _print_report(report: RunReport) -> None:
     for segment in timeline.segments:
         who = f"process {segment.pid} on {segment.host}" if segment.pid else "unknown"
         left = segment.left or "no word of its end"
-        print(printable(f"\nclaim {segment.epoch} ({segment.why}) by {who}: {left}"))
+        print()
+        print(printable(f"claim {segment.epoch} ({segment.why}) by {who}: {left}"))
         print_rows([_moment(moment) for moment in segment.moments])
     for call in timeline.doubts:
-        print(printable(f"\nin doubt: {_told(call)}; nobody knows whether it happened"))
+        print()
+        print(printable(f"in doubt: {_told(call)}; nobody knows whether it happened"))
 
 
 def _facts(info: RunInfo) -> Iterator[tuple[str, str]]:
