@@ -49,6 +49,9 @@ LEAVE_SECONDS = 5.0
 """How long a worker whose run is another's may take to notice it, at least."""
 
 
+STANDARD_ERROR = 2
+
+
 class Program(NamedTuple):
     """Whose runs are supervised: the name and kind on their rows, and the command that works the run named by RUN_ID."""
 
@@ -273,7 +276,7 @@ class Supervisor:
             list(self._program.command),
             env={**self._environ, "RUN_ID": row.run_id},
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno() if self._as_json else None,
+            stdout=STANDARD_ERROR if self._as_json else None,
             process_group=0,
         )
         return Child(process, mark_of_child(process.pid), row.epoch)

@@ -1,0 +1,133 @@
+"""What the supervisor does about a store that is away, a clock that stood still, and workers that cannot be started."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent_runtime.crash import CrashPoint
+from agent_runtime.errors import CheckpointStoreCorrupt, ForeignStore, InvalidSetting, StoreUnavailable
+from agent_runtime.settings import read_settings
+from agent_runtime.stores.memory import MemoryCheckpointStore
+from agent_runtime.supervisor import Program, Supervisor, Terms
+from agent_runtime.testing.manual_clock import ManualClock
+from agent_runtime.testing.store_contract import Draft
+from tests.bench import Asked, Bench, Delegate, Place, Script, Worker
+
+CALL: list[Asked] = [("charge_i", {"amount": 1})]
+TERMS = Terms(12.0, 3.0, 3.0, 5, 2)
+NOTHING = Program("tests", (sys.executable, "-c", "pass"))
+
+
+class Failing(Delegate):
+    """A store whose listing does what the test says, look by look; then it tells the supervisor to stop."""
+
+    def __init__(self, inner: Any, *looks: Exception | Callable[[], None] | None) -> None:
+        super().__init__(inner)
+        self.looks = list(looks)
+        self.stop: Callable[[], None] = lambda: None
+
+    async def list_unfinished(self, **options: Any) -> Any:
+        if options["after"] is None:
+            if not self.looks:
+                self.stop()
+            else:
+                look = self.looks.pop(0)
+                if isinstance(look, Exception):
+                    raise look
+                if look is not None:
+                    look()
+        return await super().list_unfinished(**options)
+
+
+async def supervise(store: Failing, clock: ManualClock, program: Program = NOTHING) -> None:
+    supervisor = Supervisor(store, program, TERMS, environ={}, as_json=True, clock=clock)
+    store.stop = supervisor.stop
+    await supervisor.supervise()
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()][1:]
+
+
+AWAY = StoreUnavailable("the server is away")
+
+
+@pytest.mark.parametrize("first", [(), (None,)], ids=["from the start", "later"])
+async def test_a_store_that_is_away_is_waited_for_and_told_of_once(
+    clock: ManualClock, capsys: pytest.CaptureFixture[str], first: tuple[None, ...]
+) -> None:
+    store = Failing(MemoryCheckpointStore(clock=clock), *first, *[AWAY] * 6, None, None, AWAY, None)
+    await supervise(store, clock)
+    lines = told(capsys)
+    assert [line["event"] for line in lines] == ["store-away", "store-back"] * 2 + ["draining"]
+    assert lines[0] == {"event": "store-away", "error": "StoreUnavailable", "why": "the server is away"}
+    assert lines[1]["after"] == 1 + 2 + 3 + 3 + 3 + 3, "it looks less and less often, and with each poll at least"
+    assert lines[3]["after"] == 1
+
+
+@pytest.mark.parametrize(
+    "error", [CheckpointStoreCorrupt("torn"), ForeignStore("another's"), RuntimeError("a bug"), KeyError()]
+)
+async def test_whatever_a_store_raises_once_it_has_been_seen_the_supervisor_goes_on(
+    clock: ManualClock, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    await supervise(Failing(MemoryCheckpointStore(clock=clock), None, error, error, None), clock)
+    assert [line["event"] for line in told(capsys)] == ["store-away", "store-back", "draining"]
+
+
+async def test_a_store_that_an_operator_must_mend_ends_it_at_the_start(clock: ManualClock) -> None:
+    with pytest.raises(ForeignStore):
+        await supervise(Failing(MemoryCheckpointStore(clock=clock), ForeignStore("another's")), clock)
+
+
+async def test_after_an_outage_and_after_a_sleep_of_the_host_living_owners_are_heard_before_their_leases_count(
+    clock: ManualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = MemoryCheckpointStore(clock=clock)
+    draft = Draft.of("run", name="tests", kind="loop")
+    await inner.commit([draft.open(b"input")])
+    run = await inner.latest(draft.row.run_id)
+    assert run is not None
+    lapse = run.row.lease_ms / 1000 + 1
+    looks = [None, AWAY, lambda: clock.advance(lapse), None, None, None, None, None, None, None, None]
+    await supervise(Failing(inner, *looks), clock, Program("tests", ("/no/such/program",)))
+    events = [line["event"] for line in told(capsys)]
+    assert events[:2] == ["store-away", "store-back"]
+    assert events[2] == "cannot-start", "nobody was heard, so the run is free"
+    assert (clock.monotonic() - lapse) >= 2 * TERMS.heartbeat_seconds
+
+
+async def test_a_worker_that_cannot_be_started_is_told_of_and_tried_again_later_each_time(
+    clock: ManualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, bench = MemoryCheckpointStore(clock=clock), Bench()
+    await place.commit([Draft.of("run", name="tests", kind="loop").open(b"input")])
+    clock.advance(3600)
+    await supervise(Failing(place, *[None] * 12), clock, Program("tests", ("/no/such/program",)))
+    lines = told(capsys)
+    assert [line["seconds"] for line in lines if line["event"] == "pausing"][:4] == [0.5, 1.0, 2.0, 4.0]
+    tries = [line for line in lines if line["event"] == "cannot-start"]
+    assert 4 <= len(tries) <= 6
+    assert "/no/such/program" in tries[0]["why"]
+    assert bench.entered.total() == 0
+
+
+@pytest.mark.parametrize("many", [0, -1])
+def test_a_supervisor_without_workers_is_refused(many: int) -> None:
+    with pytest.raises(InvalidSetting, match="--max-workers"):
+        Terms.of(read_settings({}), many)
+
+
+async def test_a_run_whose_worker_this_process_was_is_free_once_it_works_it_no_more(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench, clock = Bench(), ManualClock(auto=True)
+    dying = Worker(place).killed_at(CrashPoint.AFTER_INTENT)
+    await dying.run_and_die(Script(CALL, "done"), bench.registry, name="tests")
+    await supervise(Failing(place.open(), None, None), clock, Program("tests", ("/no/such/program",)))
+    assert "cannot-start" in [line["event"] for line in told(capsys)]
