@@ -1,6 +1,8 @@
 """Operate the runs of a store: no tools and no model are needed, the key alone.
 
     python examples/operate.py
+
+`agent-runtime runs`, `show`, `release` and `verify` do the same from a shell.
 """
 
 import asyncio
