@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import CheckpointStoreCorrupt, ForeignStore, InvalidSetting, StoreUnavailable
+from agent_runtime.ids import RunId
+from agent_runtime.lease import mark_of_child, own_mark
 from agent_runtime.settings import read_settings
 from agent_runtime.stores.memory import MemoryCheckpointStore
-from agent_runtime.supervisor import Program, Supervisor, Terms
+from agent_runtime.supervisor import Child, Program, Supervisor, Terms
 from agent_runtime.testing.manual_clock import ManualClock
 from agent_runtime.testing.store_contract import Draft
 from tests.bench import Asked, Bench, Delegate, Place, Script, Worker
+from tests.processes.job import until as until_then
 
 CALL: list[Asked] = [("charge_i", {"amount": 1})]
 TERMS = Terms(12.0, 3.0, 3.0, 5, 2)
@@ -115,6 +123,60 @@ async def test_a_worker_that_cannot_be_started_is_told_of_and_tried_again_later_
     assert 4 <= len(tries) <= 6
     assert "/no/such/program" in tries[0]["why"]
     assert bench.entered.total() == 0
+
+
+async def test_a_store_that_never_answers_does_not_hold_up_a_stop(
+    clock: ManualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Silent(Delegate):
+        async def list_unfinished(self, **options: Any) -> Any:
+            asyncio.get_running_loop().call_soon(supervisor.stop)
+            await asyncio.Event().wait()
+
+    silent = Silent(MemoryCheckpointStore(clock=clock))
+    supervisor = Supervisor(silent, NOTHING, TERMS, environ={}, as_json=True, clock=clock)
+    await asyncio.wait_for(supervisor.supervise(), 10)
+    assert [line["event"] for line in told(capsys)] == ["draining"]
+
+
+async def test_a_row_that_can_be_listed_and_not_be_read_is_tried_less_and_less_often(
+    clock: ManualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Torn(Failing):
+        async def latest(self, run_id: RunId) -> Any:
+            raise CheckpointStoreCorrupt("this row is torn")
+
+    place = MemoryCheckpointStore(clock=clock)
+    await place.commit([Draft.of("run", name="tests", kind="loop").open(b"input")])
+    clock.advance(3600)
+    await supervise(Torn(place, *[None] * 12), clock)
+    lines = told(capsys)
+    assert [line["seconds"] for line in lines if line["event"] == "pausing"][:3] == [0.5, 1.0, 2.0]
+    assert lines[0] == {"event": "cannot-start", "run": "run", "why": "CheckpointStoreCorrupt: this row is torn"}
+
+
+def test_a_worker_that_its_command_has_started_is_its_own() -> None:
+    command = ("sh", "-c", "sleep 60; true")
+    with subprocess.Popen(command, process_group=0) as shell, subprocess.Popen(("sleep", "60")) as stranger:
+        try:
+            child = Child(shell, mark_of_child(shell.pid), 1)
+            [pid] = children_of(shell.pid)
+            assert child.is_owner(mark_of_child(shell.pid))
+            assert child.is_owner(mark_of_child(pid))
+            assert not child.is_owner(mark_of_child(pid)._replace(host="elsewhere"))
+            assert not child.is_owner(mark_of_child(stranger.pid))
+            assert not child.is_owner(own_mark())
+            assert not child.is_owner(own_mark()._replace(pid=2**22 - 1))
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
+            stranger.kill()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that it has started, once there are any."""
+    listing = Path(f"/proc/{pid}/task/{pid}/children")
+    until_then(lambda: listing.read_text().split(), "it has started one")
+    return [int(each) for each in listing.read_text().split()]
 
 
 @pytest.mark.parametrize("many", [0, -1])

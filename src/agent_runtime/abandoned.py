@@ -55,6 +55,11 @@ class Look:
     held: dict[RunId, Seen] = field(default_factory=dict)
     unfinished: int = 0
 
+    def forget(self, seen: Seen) -> None:
+        """Somebody sees to the run: what was found of it is of no use any more."""
+        self.due.remove(seen)
+        self.held.pop(seen.row.run_id, None)
+
 
 def is_due(seen: Seen, now_ms: int, *, trust_leases: bool = True) -> bool:
     """Whether the run is worth a worker now. Where leases are not to be trusted, only a dead owner is none."""

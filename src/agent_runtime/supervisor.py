@@ -23,7 +23,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent_runtime.abandoned import Lookout, Seen
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
@@ -47,8 +47,6 @@ FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 60.0
 LEAVE_SECONDS = 5.0
 """How long a worker whose run is another's may take to notice it, at least."""
-
-
 STANDARD_ERROR = 2
 
 
@@ -92,6 +90,17 @@ class Child:
     epoch: int
     useless_since: float | None = None
 
+    def is_owner(self, mark: ProcessMark) -> bool:
+        """Whether that process is the worker, or one that the worker's command has started."""
+        if mark == self.mark:
+            return True
+        if mark._replace(pid=self.mark.pid, born=self.mark.born) != self.mark:
+            return False  # of another host or namespace
+        try:
+            return os.getpgid(mark.pid) == self.mark.pid
+        except OSError:
+            return False
+
 
 @dataclass(slots=True)
 class Trouble:
@@ -127,9 +136,10 @@ class Supervisor:
         self._entropy = entropy
         self._offload = offload
         self._lookout = Lookout(store, name=program.name, kind=program.kind, poll_seconds=terms.poll_seconds, clock=clock)
-        self._is_stopping = False
+        self._stopped = asyncio.Event()
         self._woken = asyncio.Event()
         self._trust_from = float("-inf")
+        self._has_trusted = False
         self._away_since: float | None = None
         self._away_looks = 0
         self._has_looked = False
@@ -139,7 +149,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Start nothing more, and let the workers give their runs back."""
-        self._is_stopping = True
+        self._stopped.set()
         self._woken.set()
 
     async def supervise(self) -> None:
@@ -147,7 +157,7 @@ class Supervisor:
         terms = self._terms
         times = {"lease": terms.lease_seconds, "poll": terms.poll_seconds, "heartbeat": terms.heartbeat_seconds}
         self._tell("supervisor", times)
-        while not self._is_stopping:
+        while not self._stopped.is_set():
             await self._look_and_start()
             if self._until_idle and self._is_idle:
                 return
@@ -163,24 +173,36 @@ class Supervisor:
     # Looking.
 
     async def _look_and_start(self) -> None:
+        trust_leases = self._clock.monotonic() >= self._trust_from
+        looking = asyncio.ensure_future(self._lookout.look(self._may_start, trust_leases=trust_leases))
+        if not await self._unless_stopped(looking):
+            return
         try:
-            look = await self._lookout.look(self._may_start, trust_leases=self._trusts_leases)
+            look = looking.result()
         except Exception as error:  # whatever a store raises, the next look may find it well
             self._is_away(error)
             return
         if self._is_back():
             return
+        self._has_trusted |= trust_leases
         self._troubles = {run_id: t for run_id, t in self._troubles.items() if run_id in look.free or run_id in look.held}
         for run_id, child in self._children.items():
-            self._part_from(child, look.held.get(run_id))
+            self._part_from(child, look.held.get(run_id), trust_leases=trust_leases)
         for seen in self._in_any_order(look.due):
-            if len(self._working) >= self._terms.max_workers or self._is_stopping:
+            if len(self._working) >= self._terms.max_workers:
                 return
-            self._start(seen)
+            self._start(seen, trust_leases=trust_leases)
+            look.forget(seen)
 
-    @property
-    def _trusts_leases(self) -> bool:
-        return self._clock.monotonic() >= self._trust_from
+    async def _unless_stopped(self, work: asyncio.Future[Any]) -> bool:
+        """Wait for the work, unless it is time to stop: a store that never answers is not to hold that up."""
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        either: set[asyncio.Future[Any]] = {work, stopped}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        is_done = work.done()
+        for each in either:
+            each.cancel()
+        return is_done
 
     def _may_start(self, run_id: RunId) -> bool:
         trouble = self._troubles.get(run_id)
@@ -213,6 +235,7 @@ class Supervisor:
     def _let_owners_be_heard(self) -> None:
         """Nobody could renew a lease, or this process was not there to see it: living owners get the time to."""
         self._trust_from = self._clock.monotonic() + 2 * self._terms.heartbeat_seconds
+        self._has_trusted = False
 
     async def _rest(self) -> None:
         """Until the next look, or until something happens that is worth one."""
@@ -226,7 +249,10 @@ class Supervisor:
         for waiting in (pause, woken):
             waiting.cancel()
         self._woken.clear()
-        if self._clock.monotonic() - began > seconds + self._terms.heartbeat_seconds:  # the host slept, or this was frozen
+        overslept = self._clock.monotonic() - began > seconds + self._terms.heartbeat_seconds
+        if (
+            overslept and self._has_trusted
+        ):  # the host slept, or this was frozen; on a host that is always late, every other time
             self._let_owners_be_heard()
 
     # Workers.
@@ -236,31 +262,27 @@ class Supervisor:
         drawn = self._entropy.draw(8)
         return sorted(due, key=lambda seen: hash((drawn, seen.row.run_id)))
 
-    def _start(self, seen: Seen) -> None:
+    def _start(self, seen: Seen, *, trust_leases: bool) -> None:
         run_id = seen.row.run_id
         if not self._may_start(run_id):
             return
-        task = self._working[run_id] = asyncio.create_task(self._work(seen))
+        task = self._working[run_id] = asyncio.create_task(self._work(seen, trust_leases=trust_leases))
         task.add_done_callback(lambda _: self._forget(run_id))
 
     def _forget(self, run_id: RunId) -> None:
         del self._working[run_id]
         self._woken.set()
 
-    async def _work(self, seen: Seen) -> None:
+    async def _work(self, seen: Seen, *, trust_leases: bool) -> None:
         """One worker on a run, from its start to its end; nothing where somebody was quicker."""
         await self._clock.sleep(JITTER_SECONDS * int.from_bytes(self._entropy.draw(2)) / 2**16)
-        try:
-            is_still_due = await self._lookout.look_again(seen, trust_leases=self._trusts_leases)
-        except Exception:  # said with the next look
-            return
-        if not is_still_due or self._is_stopping:
-            return
         row = seen.row
         try:
+            if not await self._lookout.look_again(seen, trust_leases=trust_leases) or self._stopped.is_set():
+                return
             child = self._spawn(row)
-        except OSError as error:  # no process, no memory
-            self._tell("cannot-start", {"run": row.run_id, "why": str(error)})
+        except Exception as error:  # the row cannot be read; or no process, no memory
+            self._tell("cannot-start", {"run": row.run_id, "why": f"{type(error).__name__}: {error}"})
             await self._note_end(row)
             return
         self._children[row.run_id] = child
@@ -304,7 +326,7 @@ class Supervisor:
             trouble.not_before = self._clock.monotonic() + seconds
             self._tell("pausing", {"run": run_id, "seconds": seconds, "exits": trouble.exits})
 
-    def _part_from(self, child: Child, seen: Seen | None) -> None:
+    def _part_from(self, child: Child, seen: Seen | None, *, trust_leases: bool) -> None:
         """Kill our own worker that does not hold its run any more: it hangs, and would keep its place for ever.
 
         One whose lease lapsed goes at once, one whose run is another's once it had the time to notice that.
@@ -312,8 +334,8 @@ class Supervisor:
         if seen is None or seen.mark is None:
             return
         row, now = seen.row, self._clock.monotonic()
-        if seen.mark == child.mark:
-            if row.idle_ms >= row.lease_ms and self._trusts_leases:
+        if child.is_owner(seen.mark):
+            if row.idle_ms >= row.lease_ms and trust_leases:
                 self._kill(child, row.run_id, "its lease is over")
         elif row.epoch > child.epoch:
             child.useless_since = now if child.useless_since is None else child.useless_since
@@ -322,11 +344,15 @@ class Supervisor:
 
     def _kill(self, child: Child, run_id: RunId, why: str) -> None:
         self._tell("killing", {"run": run_id, "pid": child.process.pid, "why": why})
-        child.process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(child.process.pid, signal.SIGKILL)  # with whatever it has started: its calls are another's now
 
     async def _drain(self) -> None:
         """Ask every worker to give its run back, and wait until they have."""
         self._tell("draining", {"workers": len(self._children)})
+        for run_id, task in self._working.items():
+            if run_id not in self._children:
+                task.cancel()
         for child in self._children.values():
             child.process.terminate()
             child.process.send_signal(signal.SIGCONT)  # a frozen one hears nothing else
@@ -382,7 +408,10 @@ async def _until_told_to_stop(
 
     def hear(number: int) -> None:
         told.append(number)
-        supervisor.stop() if len(told) == 1 else task.cancel()
+        if len(told) == 1:
+            supervisor.stop()
+        else:
+            task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, hear, number)
