@@ -17,6 +17,7 @@ import pytest
 from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import CheckpointStoreCorrupt, ForeignStore, InvalidSetting, StoreUnavailable
 from agent_runtime.ids import RunId
+from agent_runtime.journal.journal import guard_of
 from agent_runtime.lease import mark_of_child, own_mark
 from agent_runtime.settings import read_settings
 from agent_runtime.stores.memory import MemoryCheckpointStore
@@ -93,21 +94,66 @@ async def test_a_store_that_an_operator_must_mend_ends_it_at_the_start(clock: Ma
         await supervise(Failing(MemoryCheckpointStore(clock=clock), ForeignStore("another's")), clock)
 
 
-async def test_after_an_outage_and_after_a_sleep_of_the_host_living_owners_are_heard_before_their_leases_count(
-    clock: ManualClock, capsys: pytest.CaptureFixture[str]
+class Told:
+    """Chance that remembers when it was asked for a jitter: when a worker was about to be started."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.starts: list[float] = []
+
+    def draw(self, size: int) -> bytes:
+        if size == 2:
+            self.starts.append(self.clock.monotonic())
+        return bytes(size)
+
+
+class Sleepy(ManualClock):
+    """The host goes to sleep once, for an hour, while somebody rests."""
+
+    def __init__(self) -> None:
+        super().__init__(auto=True)
+        self.naps = [3600.0]
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds + (self.naps.pop() if self.naps else 0.0))
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+@pytest.mark.parametrize("what", ["outage", "sleep"])
+async def test_after_an_outage_or_a_sleep_of_the_host_living_owners_are_heard_before_their_leases_count(
+    what: str, is_heard: bool
 ) -> None:
-    inner = MemoryCheckpointStore(clock=clock)
-    draft = Draft.of("run", name="tests", kind="loop")
+    clock = ManualClock(auto=True) if what == "outage" else Sleepy()
+    inner, draft, told = MemoryCheckpointStore(clock=clock), Draft.of("run", name="tests", kind="loop"), Told(clock)
     await inner.commit([draft.open(b"input")])
-    run = await inner.latest(draft.row.run_id)
+    run = await inner.latest(RunId("run"))
     assert run is not None
-    lapse = run.row.lease_ms / 1000 + 1
-    looks = [None, AWAY, lambda: clock.advance(lapse), None, None, None, None, None, None, None, None]
-    await supervise(Failing(inner, *looks), clock, Program("tests", ("/no/such/program",)))
-    events = [line["event"] for line in told(capsys)]
-    assert events[:2] == ["store-away", "store-back"]
-    assert events[2] == "cannot-start", "nobody was heard, so the run is free"
-    assert (clock.monotonic() - lapse) >= 2 * TERMS.heartbeat_seconds
+    back: list[float] = []
+
+    async def hear() -> None:
+        await inner.renew(RunId("run"), guard=guard_of(run.row, even_if_alive=True))
+
+    def lapse() -> None:
+        if what == "outage":
+            clock.advance(run.row.lease_ms / 1000 + 1)
+
+    def is_back() -> None:
+        back.append(clock.monotonic())
+        if is_heard:
+            hearing.append(asyncio.ensure_future(hear()))
+
+    hearing: list[asyncio.Future[None]] = []
+    looks = [None, *([AWAY] if what == "outage" else []), lapse, is_back, *[None] * 9]
+    store = Failing(inner, *looks)
+    supervisor = Supervisor(store, NOTHING, TERMS, environ={}, as_json=True, clock=clock, entropy=told)
+    store.stop = supervisor.stop
+    await supervisor.supervise()
+    assert len(hearing) == is_heard
+    if is_heard:
+        assert told.starts == []
+    else:
+        assert len(told.starts) >= 1
+        assert told.starts[0] >= back[0] + 2 * TERMS.heartbeat_seconds - 2
 
 
 async def test_a_worker_that_cannot_be_started_is_told_of_and_tried_again_later_each_time(

@@ -245,6 +245,15 @@ def test_a_stop_lets_the_workers_give_their_runs_back_and_ends_well(stage: Stage
     assert statuses(stage.store)["wait-1"] == RUNNING
 
 
+def test_a_stop_reaches_a_worker_that_is_frozen(stage: Stage) -> None:
+    stage.abandon("wait-1", **LONG)
+    with stage.supervised(**LONG) as supervisor:
+        until(lambda: acts(stage, "wait-1") == 2, "the run is worked")
+        os.kill(pids(supervisor.out.read_text())[0], signal.SIGSTOP)
+        supervisor.process.terminate()
+        assert exits(supervisor.ended().out) == [TERMINATED]
+
+
 def test_a_second_signal_ends_it_at_once_and_its_worker_goes_on(stage: Stage) -> None:
     stage.abandon("spin-1", **LONG)
     with stage.supervised(**LONG) as supervisor:
