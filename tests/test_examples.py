@@ -23,6 +23,7 @@ KEY_LINES = {
         "after the decision: ['ana: The build is green. [mail-1:0]']",
         "done - Ana knows.",
     ],
+    "operate": ["ana done step 1", "claim 1 (start), which ended it: done", "released: False", "corrupt: 0"],
     "tools": [
         '    {"show":"Hamlet","day":"2030-05-01"}',
         "    error: SoldOut: no seats on that day",

@@ -25,7 +25,7 @@ LEFT_OUT = ("pytest.sk" + "ip", "mark.sk" + "ip", "mark.xf" + "ail", "importor" 
 POSIX_ONLY = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 CORE_DISTRIBUTIONS = {"annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"}
 # What works after a bare install. The tests of a user may import pytest; these may not.
-CORE_FACES = ("cli", "mock", "provision", "stores.memory", "stores.sqlite", "tool_loop")
+CORE_FACES = ("cli", "mock", "provision", "runs", "supervisor", "stores.memory", "stores.sqlite", "tool_loop")
 
 MOST_LINES = 500
 

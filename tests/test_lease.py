@@ -20,7 +20,18 @@ from agent_runtime.journal.journal import Commits, Journal, claim_row, guard_of,
 from agent_runtime.journal.records import NO_OWNER, RecordKind, StoredRow
 from agent_runtime.journal.seal import sealer_for
 from agent_runtime.journal.store import Answer, Append, CheckpointStore, Guard
-from agent_runtime.lease import LIVE_OWNERS, Heartbeat, ProcessMark, heartbeat, is_dead, own_mark, seconds_held
+from agent_runtime.lease import (
+    LIVE_OWNERS,
+    MARK_WINDOW,
+    Heartbeat,
+    ProcessMark,
+    claimed_body,
+    find_mark,
+    heartbeat,
+    is_dead,
+    own_mark,
+    seconds_held,
+)
 from agent_runtime.offload import SYSTEM_OFFLOAD
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.testing.manual_clock import ManualClock
@@ -120,6 +131,36 @@ def test_a_child_is_alive_while_it_runs_and_dead_as_a_zombie_and_when_it_is_gone
         child.kill()
         child.wait()
     assert is_dead(mark, OWNER)
+
+
+async def claims(store: CheckpointStore, clock: ManualClock, *, records: int, claimed: bytes) -> StoredRow:
+    """A run whose only claim is followed by so many records."""
+    sealer = sealer_for(RING, tenant="", run_id="run")
+    row = new_row(sealer, run_id=RunId("run"), kind="loop", name="", owner=OWNER, lease_ms=12_000)
+    journal = Journal(group_commit(store, clock), sealer, clock=clock, row=row, guard=None, mode=Commits.GROUPED)
+    journal.note(RecordKind.OPENED)
+    journal.note(RecordKind.CLAIMED, body=claimed)
+    for attempt in range(1, records + 1):
+        journal.note(RecordKind.STARTED, "0", attempt)
+    await journal.barrier()
+    run = await store.latest(RunId("run"))
+    assert run is not None
+    return run.row
+
+
+@pytest.mark.parametrize("records", [0, 1, MARK_WINDOW - 1, MARK_WINDOW, 3 * MARK_WINDOW])
+async def test_whose_claim_it_is_is_found_however_much_was_written_since(place: Place, records: int) -> None:
+    clock, store = ManualClock(), place.open()
+    row = await claims(store, clock, records=records, claimed=claimed_body(os.getpid(), "start"))
+    assert await find_mark(store, row) == own_mark()
+    assert await find_mark(store, row._replace(epoch=2)) is None, "the claim of another epoch says nothing of this one's"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"host":1,"boot":"","namespace":"","pid":"x","born":""}'], ids=str)
+async def test_a_claim_that_cannot_be_read_leaves_the_lease_to_tell(place: Place, body: bytes) -> None:
+    store = place.open()
+    row = await claims(store, ManualClock(), records=1, claimed=body)
+    assert await find_mark(store, row) is None
 
 
 def test_a_mark_goes_into_a_record_and_comes_back() -> None:
@@ -292,6 +333,52 @@ async def test_a_shorter_beat_is_heard_at_once(hands: ManualClock) -> None:
     for journal in (slow, quick):
         beating.unwatch(journal)
     hands.advance(1000)
+
+
+async def test_a_run_that_writes_nothing_for_too_long_is_left_to_its_lease_until_it_writes_again(hands: ManualClock) -> None:
+    store = Listening(MemoryCheckpointStore(clock=hands))
+    stuck, slow = await opened(store, hands, "stuck"), await opened(store, hands, "slow")
+    beating = Heartbeat(store, hands, SYSTEM_OFFLOAD)
+    beating.watch(stuck, 3.0, stuck_after=7.0)
+    beating.watch(slow, 3.0)
+    for beats in (1, 2):
+        await beat(hands, 3.0, lambda: len(store.renewals) == beats)  # noqa: B023  # waited for here
+    await beat(hands, 3.0, lambda: len(store.renewals) == 3)
+    assert [sorted(renewed) for renewed in store.renewals] == [["slow", "stuck"], ["slow", "stuck"], ["slow"]]
+    stuck.note(RecordKind.STARTED, "0", 1)
+    await stuck.barrier()
+    for beats in (4, 5):
+        await beat(hands, 3.0, lambda: len(store.renewals) == beats)  # noqa: B023  # waited for here
+    assert [sorted(renewed) for renewed in store.renewals[3:]] == [["slow", "stuck"], ["slow", "stuck"]]
+    for journal in (stuck, slow):
+        beating.unwatch(journal)
+    hands.advance(10)
+
+
+async def test_a_hung_loop_is_taken_over_once_its_lease_is_over_and_no_sooner(place: Place, hands: ManualClock) -> None:
+    bench, model, thaw = Bench(), Script([("lookup", {"name": "x"})], "done"), asyncio.Event()
+
+    async def before(_: str, __: dict[str, object]) -> None:
+        if bench.entered["lookup"] == 1:
+            await thaw.wait()
+
+    bench.before = before
+    hung = Worker(place, clock=hands)
+    work = asyncio.ensure_future(hung.run(model, bench.registry, clock=hands, stuck_after=5.0))
+    await until(lambda: bench.entered["lookup"] == 1)
+    for _ in range(5):
+        assert isinstance(
+            await error_of(Worker(place, clock=hands).recover(model, bench.registry, clock=hands)), CheckpointConflict
+        )
+        await beat(hands, 3.0, lambda: hands.sleepers >= 1)
+        if hands.monotonic() <= 5.0:
+            await place.becomes("run", lambda run: run.row.heartbeat_at == int(hands.monotonic() * 1e6))
+    hands.advance(3.0)
+    result = await Worker(place, clock=hands).recover(model, bench.registry, clock=hands, offload=NoHeartbeat())
+    assert (result.status, bench.entered["lookup"]) == ("done", 2)
+    thaw.set()
+    with pytest.raises(CheckpointConflict, match="this worker has stopped"):
+        await work
 
 
 async def test_a_process_has_one_heartbeat_a_store(hands: ManualClock) -> None:

@@ -7,6 +7,8 @@ tool_loop    model, tools, model, until done; recover_tool_loop goes on after a 
 recovery     verify, decide every doubt, claim
 executor     one tool call: check, intent, act, confirm
 testing/     the store contract, the crash sweep, faulty stores, a scripted model, a clock to move
+runs         operating runs: list, show, release, verify
+supervisor   starts a worker on every run whose worker died; `python -m agent_runtime.supervisor`
 mock/        the two remotes of the provisioning agent
 provision    `python -m agent_runtime`: the agent that shows it all
 """
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
     from agent_runtime.model import Model
     from agent_runtime.run import RunContext
+    from agent_runtime.runs import Runs
     from agent_runtime.telemetry import HistorySink, LogSink
     from agent_runtime.tool_loop import LoopResult, recover_tool_loop, run_tool_loop
     from agent_runtime.tools import ToolRegistry, idempotency_key
@@ -57,8 +60,8 @@ _HOMES = {
     "errors": (
         "AgentRuntimeError", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt", "FlowError",
         "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict", "NotSent",
-        "RecoveryNeedsDecision", "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolDefinitionError", "ToolError",
-        "UnknownKey", "UnknownTool", "Unrecordable", "VerdictRefused",
+        "RecoveryNeedsDecision", "RunQuarantined", "StepLimitReached", "StoreRefused", "StoreUnavailable",
+        "ToolDefinitionError", "ToolError", "UnknownKey", "UnknownTool", "Unrecordable", "VerdictRefused",
     ),
     "events": ("Event", "Sink"),
     "executor": ("Executor",),
@@ -66,6 +69,7 @@ _HOMES = {
     "messages": ("Message", "Reply", "ToolCall", "ToolSpec"),
     "model": ("Model",),
     "run": ("RunContext",),
+    "runs": ("Runs",),
     "telemetry": ("HistorySink", "LogSink"),
     "tool_loop": ("LoopResult", "recover_tool_loop", "run_tool_loop"),
     "tools": ("ToolRegistry", "idempotency_key"),
@@ -76,9 +80,9 @@ __all__ = [
     "AgentRuntimeError", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt", "Event", "Executor",
     "FlowError", "HistorySink", "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting",
     "KeyConflict", "KeyRing", "LogSink", "LoopResult", "Message", "Model", "NotSent", "RecoveryNeedsDecision", "Reply",
-    "RunContext", "Sink", "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall", "ToolDefinitionError",
-    "ToolError", "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "VerdictRefused", "__version__",
-    "idempotency_key", "recover_tool_loop", "run_tool_loop",
+    "RunContext", "RunQuarantined", "Runs", "Sink", "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall",
+    "ToolDefinitionError", "ToolError", "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable",
+    "VerdictRefused", "__version__", "idempotency_key", "recover_tool_loop", "run_tool_loop",
 ]  # fmt: skip
 
 

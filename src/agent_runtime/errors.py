@@ -6,6 +6,7 @@
     │   ├── ToolDefinitionError · UnknownTool · InvalidArguments
     │   ├── CheckpointNotFound · IdentityMismatch
     ├── CheckpointConflict       the caller: wait, take over, or use another id
+    │   └── RunQuarantined       the operator: find out what kills its workers, mend it, release the run
     ├── RecoveryNeedsDecision    a person: say what happened to each call in doubt
     ├── VerdictRefused           the approver: answer the request that is open
     ├── CheckpointStoreCorrupt   the operator: what is stored is not what was written
@@ -25,6 +26,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -71,6 +73,18 @@ class IdentityMismatch(UsageError):
 
 class CheckpointConflict(AgentRuntimeError):
     """Another worker holds the run, it ended, it exists already, or it is another program's."""
+
+
+class RunQuarantined(CheckpointConflict):
+    """The run was claimed too often without progress, and is set aside until somebody releases it."""
+
+    def __init__(self, run_id: str, why: str) -> None:
+        self.run_id = run_id
+        self.why = why
+        super().__init__(
+            f"run {run_id!r} is quarantined: {why}. Find out what stops its workers, mend it, then let it go again with "
+            f"`agent-runtime release {shlex.quote(run_id)}`"
+        )
 
 
 @dataclass(frozen=True, slots=True)

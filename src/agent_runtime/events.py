@@ -26,6 +26,7 @@ class Event:
     | `checkpoint.saved` | `kind` (`flow` or `loop`), `step`, `status`, `stage` (`reply` or `results`) |
     | `decision.made`, `decision.replayed` | `seq`, `calls` (tool and args of each), `llm_calls` |
     | `call.started`, `call.done`, `call.in_doubt`, `call.settled` | `step`, `call`, `tool`, `key`, `attempt`, `duration`, … |
+    | `run.quarantined` | `kind`, `step`, `attempts`, `why` |
     | `run.done`, `run.failed`, `run.blocked`, `run.paused`, `run.fenced` | `kind`, `step`, … |
     """
 

@@ -7,6 +7,7 @@ Rules of this file:
   over, or it is this process and no longer among its live owners. Everything else waits for the lease to lapse.
 * No signal is ever sent as a probe: `kill(pid, 0)` calls a zombie alive.
 * The heartbeat runs on a thread with a store instance and an event loop of its own: a blocked loop must not look dead.
+  One that hangs for good would hold its run for ever: past `stuck_after` without a write it is no longer renewed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from agent_runtime import codec
 from agent_runtime.clock import Clock
 from agent_runtime.errors import Fenced
 from agent_runtime.journal.journal import Journal
-from agent_runtime.journal.records import NO_OWNER, StoredRow
+from agent_runtime.journal.records import NO_OWNER, RecordKind, StoredRow
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
 from agent_runtime.offload import Offload
+
+MARK_WINDOW = 32
+"""How many records of a journal's end are read at first to find who claimed it."""
 
 LIVE_OWNERS: set[bytes] = set()
 """The owners that this process still works for, or whose call still runs on one of its threads."""
@@ -83,6 +87,37 @@ def _own_birth(pid: int) -> str:
 def claimed_body(pid: int, why: str) -> bytes:
     """The body of a `claimed` record: who claims, and why."""
     return codec.encode({**_mark_of(pid).to_plain(), "why": why})
+
+
+def mark_of_child(pid: int) -> ProcessMark:
+    """The mark of a process that this one has started and not yet taken leave of."""
+    return own_mark()._replace(pid=pid, born=_birth(pid) or "")
+
+
+async def find_mark(store: CheckpointStore, row: StoredRow) -> ProcessMark | None:
+    """Which process claimed the run, read from the end of its journal; None where that cannot be told.
+
+    No seal is checked: this is a hint, as a lease is. Whoever claims the run verifies it.
+    """
+    window = MARK_WINDOW
+    while True:
+        since = max(0, row.number - window)
+        records = await store.calls(row.run_id, since=since)
+        claimed = next((record for record in reversed(records) if record.kind == RecordKind.CLAIMED), None)
+        if claimed is not None:
+            return _read_mark(claimed.body) if claimed.epoch == row.epoch else None
+        if since == 0:
+            return None
+        window *= MARK_WINDOW
+
+
+def _read_mark(body: bytes) -> ProcessMark | None:
+    try:
+        mark = ProcessMark.from_plain(codec.decode(body))
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return None
+    is_sound = type(mark.pid) is int and all(type(part) is str for part in (mark.host, mark.boot, mark.namespace, mark.born))
+    return mark if is_sound else None
 
 
 def is_dead(mark: ProcessMark, owner: bytes, *, me: ProcessMark | None = None) -> bool:
@@ -147,6 +182,18 @@ def _link(path: str) -> str:
         return ""
 
 
+class Watch(NamedTuple):
+    """How often a run is renewed, and after how long without a write it is taken to be stuck (None: never)."""
+
+    every_seconds: float
+    stuck_after: float | None
+
+
+def _is_stuck(journal: Journal, watch: Watch, now: float) -> bool:
+    """Whether the worker makes no progress: its process lives, and the loop that should work the run hangs."""
+    return watch.stuck_after is not None and now - journal.written_at >= watch.stuck_after
+
+
 class Heartbeat:
     """Says for every run that this process holds in one store that its owner lives."""
 
@@ -155,15 +202,15 @@ class Heartbeat:
         self._clock = clock
         self._offload = offload
         self._lock = threading.Lock()
-        self._watched: dict[Journal, float] = {}
+        self._watched: dict[Journal, Watch] = {}
         self._pause = float("inf")
         self._runs = False
         self._changed = threading.Event()
 
-    def watch(self, journal: Journal, every_seconds: float) -> None:
-        """Renew the journal's lease from now on."""
+    def watch(self, journal: Journal, every_seconds: float, *, stuck_after: float | None = None) -> None:
+        """Renew the journal's lease from now on, unless it wrote nothing for `stuck_after` seconds."""
         with self._lock:
-            self._watched[journal] = every_seconds
+            self._watched[journal] = Watch(every_seconds, stuck_after)
             sooner = every_seconds < self._pause
             self._pause = min(self._pause, every_seconds)
             start, self._runs = not self._runs, True
@@ -204,18 +251,19 @@ class Heartbeat:
             if not self._watched:
                 self._runs, self._pause = False, float("inf")
                 return None
-            self._pause = min(self._watched.values())
+            self._pause = min(watch.every_seconds for watch in self._watched.values())
             return self._pause
 
     def _silent(self) -> list[Journal]:
-        """The journals that wrote nothing lately: an append is a heartbeat too."""
+        """The journals that wrote nothing lately: an append is a heartbeat too. One that is stuck is left to its lease."""
         now = self._clock.monotonic()
         with self._lock:
-            return [
-                journal
-                for journal, every in self._watched.items()
-                if journal.is_claimed and journal.trusted_until - journal.trust_seconds + every / 2 <= now
+            due = [
+                (journal, watch)
+                for journal, watch in self._watched.items()
+                if journal.is_claimed and journal.trusted_until - journal.trust_seconds + watch.every_seconds / 2 <= now
             ]
+        return [journal for journal, watch in due if not _is_stuck(journal, watch, now)]
 
     async def _renew(self, store: CheckpointStore, journals: list[Journal]) -> None:
         sent_at = self._clock.monotonic()

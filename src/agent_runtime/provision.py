@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import signal
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +15,12 @@ from typing import Any
 from agent_runtime.crash import CrashPlan, plan_from
 from agent_runtime.entropy import SYSTEM_ENTROPY
 from agent_runtime.errors import (
-    AgentRuntimeError,
     CheckpointConflict,
     CheckpointNotFound,
     InvalidKey,
     InvalidSetting,
     KeyConflict,
-    RecoveryNeedsDecision,
 )
-from agent_runtime.executor import is_transport
 from agent_runtime.ids import check_run_id
 from agent_runtime.journal.seal import KeyRing, key_beside, parse_key
 from agent_runtime.journal.store import CheckpointStore
@@ -38,57 +32,31 @@ from agent_runtime.stores import open_store, sqlite_path
 from agent_runtime.telemetry import LogSink, log_line
 from agent_runtime.tool_loop import KIND, LoopResult, make_backing, recover_tool_loop, run_tool_loop
 from agent_runtime.tools import ToolRegistry, idempotency_key
+from agent_runtime.worker import PROVISION, work_in_process
 
-NAME = "provision"
+NAME = PROVISION
 HTTP_SECONDS = 30.0
 KEY_SIZE = 32
 KEY_FILE = "agent_runtime.key"
 """Where the key is kept when the store is no file: in the working directory."""
+ADVICE = "see that it runs (MOCK_LLM_URL, MOCK_CLOUD_URL), then pick the run up again"
 
 
-def main(environ: Mapping[str, str] | None = None) -> int:
-    """Work the run that the environment names to its end; gives the exit code. Errors go to standard error."""
-    try:
-        environ = os.environ if environ is None else environ
-        return asyncio.run(_until_told_to_stop(read_settings(environ), plan_from(environ)))
-    except KeyboardInterrupt:
-        print("INFO stopped by Ctrl-C; the run can be picked up again", flush=True)
-        return 130
-    except AgentRuntimeError as error:
-        print(f"ERROR {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return 3 if isinstance(error, RecoveryNeedsDecision) else 1
-    except Exception as error:
-        if not is_transport(error):
-            raise
-        advice = "see that it runs (MOCK_LLM_URL, MOCK_CLOUD_URL), then pick the run up again"
-        print(f"ERROR {type(error).__name__}: a remote did not answer as it should: {error}; {advice}", file=sys.stderr)
-        return 1
+def main(environ: Mapping[str, str] | None = None, *, resume: bool = False) -> int:
+    """Work the run that the environment names to its end; gives the exit code. Errors go to standard error.
+
+    `resume`: only if the run is stored; and to find it in other hands is no error, since others were sent for it too.
+    """
+    environ = os.environ if environ is None else environ
+
+    async def work() -> LoopResult:
+        return await provision(read_settings(environ), plan_from(environ), resume=resume)
+
+    return work_in_process(work, advice=ADVICE, is_rival=resume)
 
 
-async def _until_told_to_stop(settings: Settings, plan: CrashPlan) -> int:
-    """Work the run; on SIGTERM stop at once and leave it so that it can be picked up."""
-    task = asyncio.current_task()
-    assert task is not None
-    told: list[int] = []
-
-    def stop() -> None:
-        told.append(1)
-        task.cancel()
-
-    with suppress(NotImplementedError):  # where the event loop takes no signals, SIGTERM ends the process as a kill would
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
-    try:
-        await provision(settings, plan)
-    except asyncio.CancelledError:
-        if not told:
-            raise
-        print("INFO stopped by SIGTERM; the run can be picked up again", flush=True)
-        return 143
-    return 0
-
-
-async def provision(settings: Settings, plan: CrashPlan) -> LoopResult:
-    """Start the run, pick it up, or give back what it came to."""
+async def provision(settings: Settings, plan: CrashPlan, *, resume: bool = False) -> LoopResult:
+    """Start the run, unless it is only to be resumed; pick it up, or give back what it came to."""
     if settings.planner != "mock":
         raise InvalidSetting(f"PLANNER is 'mock' in this version, found {settings.planner!r}")
     run_id = check_run_id(SYSTEM_ENTROPY.draw(16).hex() if settings.run_id is None else settings.run_id)
@@ -97,7 +65,7 @@ async def provision(settings: Settings, plan: CrashPlan) -> LoopResult:
     try:
         stored = await store.latest(run_id)  # before a key is made: a file that is no store gets none beside it
         ring = KeyRing.of(given_key or _key(settings, run_id, is_stored=stored is not None))
-        found = await _look(store, ring, run_id)
+        found = await _look(store, ring, run_id, must_exist=resume)
         await _greet(settings, store, run_id)
         with ExitStack() as started:
             cloud, model = _remotes(settings, started)
@@ -110,10 +78,12 @@ async def provision(settings: Settings, plan: CrashPlan) -> LoopResult:
         await store.close()
 
 
-async def _look(store: CheckpointStore, ring: KeyRing, run_id: str) -> Found | None:
+async def _look(store: CheckpointStore, ring: KeyRing, run_id: str, *, must_exist: bool) -> Found | None:
     try:
         return await find(make_backing(store, ring), check_run_id(run_id), kind=KIND, context=None)
     except CheckpointNotFound:
+        if must_exist:
+            raise
         return None
 
 
@@ -149,6 +119,8 @@ async def _work(
         "commits": "each",
         "lease_seconds": settings.lease_seconds,
         "heartbeat_seconds": settings.heartbeat_seconds,
+        "max_attempts": settings.max_attempts,
+        "stuck_after": settings.stuck_after,
     }
     if found is not None:
         return await recover_tool_loop(model, registry, run_id, **backing)
@@ -171,12 +143,27 @@ def _goal(settings: Settings, found: Found | None, run_id: str) -> str:
 # The key and the remotes.
 
 
+def stored_key(settings: Settings) -> KeyRing:
+    """The key that sealed what is stored: the one that is set, or the one beside the store. None is made."""
+    if settings.checkpoint_key is not None:
+        return KeyRing.of(parse_key(settings.checkpoint_key))
+    path = _key_path(settings)
+    if not os.path.exists(path):
+        raise InvalidKey(
+            f"there is no key file at {path!r}; put it back, or set CHECKPOINT_KEY to the key that sealed the runs"
+        )
+    return KeyRing.of(parse_key(f"file:{path}"))
+
+
+def _key_path(settings: Settings) -> str:
+    return f"{sqlite_path(settings.database_url)}.key" if settings.database_url.startswith("sqlite:") else KEY_FILE
+
+
 def _key(settings: Settings, run_id: str, *, is_stored: bool) -> bytes:
     """The key in its file, made with the first use: beside a store that is a file, else in the working directory."""
     if settings.database_url.startswith("memory:"):
         return SYSTEM_ENTROPY.draw(KEY_SIZE)
-    is_file = settings.database_url.startswith("sqlite:")
-    path = f"{sqlite_path(settings.database_url)}.key" if is_file else KEY_FILE
+    path = _key_path(settings)
     if os.path.exists(path):
         return parse_key(f"file:{path}")
     if is_stored:

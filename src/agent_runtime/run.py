@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 LEASE_SECONDS = 12.0
 HEARTBEAT_SECONDS = 3.0
+MAX_ATTEMPTS = 5
 FIRST_WAKE_SECONDS = 1.0
 LONGEST_WAKE_SECONDS = 300.0
 
@@ -84,6 +85,8 @@ class Backing(NamedTuple):
     clock: Clock = SYSTEM_CLOCK
     entropy: Entropy = SYSTEM_ENTROPY
     offload: Offload = SYSTEM_OFFLOAD
+    max_attempts: int = MAX_ATTEMPTS
+    stuck_after: float | None = None
 
     @property
     def lease_ms(self) -> int:
@@ -99,13 +102,17 @@ class Backing(NamedTuple):
         return self.entropy.draw(OWNER_SIZE)
 
 
-def check_terms(*, lease_seconds: float, heartbeat_seconds: float) -> None:
-    """Refuse a lease that one late heartbeat would lose."""
-    if not 0 < heartbeat_seconds <= lease_seconds / 2 < float("inf"):
+def check_terms(backing: Backing) -> None:
+    """Refuse terms that no run can be worked on, such as a lease that one late heartbeat would lose."""
+    if not 0 < backing.heartbeat_seconds <= backing.lease_seconds / 2 < float("inf"):
         raise InvalidSetting(
-            f"a heartbeat comes at least twice a lease, found heartbeat {heartbeat_seconds} s and lease "
-            f"{lease_seconds} s; lower the one or raise the other"
+            f"a heartbeat comes at least twice a lease, found heartbeat {backing.heartbeat_seconds} s and lease "
+            f"{backing.lease_seconds} s; lower the one or raise the other"
         )
+    if type(backing.max_attempts) is not int or backing.max_attempts < 1:
+        raise InvalidSetting(f"max_attempts= is a whole number from 1, found {backing.max_attempts!r}")
+    if backing.stuck_after is not None and not 0 < backing.stuck_after < float("inf"):
+        raise InvalidSetting(f"stuck_after= is a number of seconds above 0, or None, found {backing.stuck_after!r}")
 
 
 class Run:
@@ -158,7 +165,7 @@ class Run:
         self._now = backing.clock.monotonic
         self._heartbeat = heartbeat(backing.store, backing.clock, backing.offload)
         LIVE_OWNERS.add(journal.owner)
-        self._heartbeat.watch(journal, backing.heartbeat_seconds)
+        self._heartbeat.watch(journal, backing.heartbeat_seconds, stuck_after=backing.stuck_after)
 
     @property
     def run_id(self) -> RunId:
@@ -238,6 +245,13 @@ class Run:
         self.journal.set_status(status, wake_at=wake_at)
         if not self.has_running_thread:
             self.journal.give_back()
+        await self.barrier()
+
+    async def set_aside(self, why: str, attempts: int) -> None:
+        """Quarantine the run after so many claims that came to nothing: no worker touches it until it is released."""
+        self.note(RecordKind.QUARANTINED, body=codec.encode({"why": why, "attempts": attempts}))
+        self.journal.set_status(RunStatus.QUARANTINED)
+        self.journal.give_back()
         await self.barrier()
 
     def let_go(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from agent_runtime.errors import InvalidSetting
 
 DATABASE_URL = "sqlite:///agent_runtime.db"
 GOAL = "stand up a web service"
 PLANNER = "mock"
+T = TypeVar("T", float, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Settings:
     poll_seconds: float = 3.0
     heartbeat_seconds: float = 3.0
     max_attempts: int = 5
+    stuck_after: float | None = None
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -52,10 +55,11 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         poll_seconds=_seconds(environ, "POLL", 3.0),
         heartbeat_seconds=heartbeat_seconds,
         max_attempts=_count(environ, "MAX_ATTEMPTS", 5),
+        stuck_after=_seconds(environ, "STUCK_AFTER", None),
     )
 
 
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+def _seconds(environ: Mapping[str, str], name: str, default: T) -> float | T:
     text = environ.get(name) or ""
     if not text:
         return default

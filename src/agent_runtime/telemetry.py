@@ -54,6 +54,8 @@ class LogSink:
             case "run.done" | "run.failed":
                 counts = {"steps": data["steps"], "llm_calls": data["llm_calls"]}
                 return [log_line(event.name.removeprefix("run."), event.run_id, counts)]
+            case "run.quarantined":
+                return [log_line("quarantined", event.run_id, {"attempts": data["attempts"], "why": data["why"]})]
             case "run.blocked" | "run.paused" | "run.fenced" | "run.started":
                 return [log_line(event.name.removeprefix("run."), event.run_id, {})]
             case _:
@@ -67,9 +69,14 @@ class LogSink:
 
 
 def log_line(verb: str, run_id: str, fields: Mapping[str, object]) -> str:
+    """A line of the fixed form about a run."""
+    return plain_line(verb, {"run": run_id, **fields})
+
+
+def plain_line(verb: str, fields: Mapping[str, object]) -> str:
     """A line of the fixed form. Values are plain words, or JSON; control characters never reach the terminal."""
     words = "".join(f" {name}={_word(value)}" for name, value in fields.items())
-    return f"INFO {verb} run={_word(run_id)}{words}"
+    return f"INFO {verb}{words}"
 
 
 def _word(value: object) -> str:

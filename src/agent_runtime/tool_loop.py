@@ -49,7 +49,17 @@ from agent_runtime.messages import (
 from agent_runtime.model import Model, ModelFunction, as_model
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.recovery import Found, reopen
-from agent_runtime.run import HEARTBEAT_SECONDS, LEASE_SECONDS, Backing, Run, RunContext, check_terms, start, work
+from agent_runtime.run import (
+    HEARTBEAT_SECONDS,
+    LEASE_SECONDS,
+    MAX_ATTEMPTS,
+    Backing,
+    Run,
+    RunContext,
+    check_terms,
+    start,
+    work,
+)
 from agent_runtime.tools import CALL_KEY, ToolRegistry
 
 _log = logging.getLogger("agent_runtime")
@@ -103,6 +113,8 @@ async def run_tool_loop(
     commits: str = Commits.GROUPED.value,
     lease_seconds: float = LEASE_SECONDS,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    max_attempts: int = MAX_ATTEMPTS,
+    stuck_after: float | None = None,
     crash: CrashPlan = UNARMED,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
@@ -116,7 +128,8 @@ async def run_tool_loop(
     options = _options(max_steps, parallel)
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
-        lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, clock=clock, entropy=entropy, offload=offload,
+        lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
+        clock=clock, entropy=entropy, offload=offload,
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id if run_id is not None else entropy.draw(16).hex())
@@ -149,6 +162,8 @@ async def recover_tool_loop(
     commits: str = Commits.GROUPED.value,
     lease_seconds: float = LEASE_SECONDS,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    max_attempts: int = MAX_ATTEMPTS,
+    stuck_after: float | None = None,
     crash: CrashPlan = UNARMED,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
@@ -158,12 +173,15 @@ async def recover_tool_loop(
 
     Raises `CheckpointNotFound`, `CheckpointConflict` while another worker holds it (`take_over=True` takes it all the
     same: fencing makes that safe, and a call then in flight is in doubt), `CheckpointStoreCorrupt`, `IdentityMismatch`,
-    and `RecoveryNeedsDecision` where a call is in doubt that neither its tool's rule nor `rerun_in_doubt` lets run again.
+    `RecoveryNeedsDecision` where a call is in doubt that neither its tool's rule nor `rerun_in_doubt` lets run again, and
+    `RunQuarantined` past `max_attempts` claims without progress. `stuck_after`: seconds without a write after which the
+    heartbeat leaves the run to its lease; longer than any call may take.
     """
     options = _options(max_steps, parallel)
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, commits=commits, sinks=sinks, crash=crash,
-        lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, clock=clock, entropy=entropy, offload=offload,
+        lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
+        clock=clock, entropy=entropy, offload=offload,
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id)
@@ -175,26 +193,20 @@ async def recover_tool_loop(
 
 
 def make_backing(
-    checkpoints: CheckpointStore | None,
-    checkpoint_key: CheckpointKey | None,
-    *,
-    tenant: str = "",
-    namespace: str = "",
-    commits: str = Commits.GROUPED.value,
-    sinks: Sequence[Sink] = (),
-    crash: CrashPlan = UNARMED,
-    lease_seconds: float = LEASE_SECONDS,
-    heartbeat_seconds: float = HEARTBEAT_SECONDS,
-    clock: Clock = SYSTEM_CLOCK,
-    entropy: Entropy = SYSTEM_ENTROPY,
+    checkpoints: CheckpointStore | None, checkpoint_key: CheckpointKey | None, *, tenant: str = "", namespace: str = "",
+    commits: str = Commits.GROUPED.value, sinks: Sequence[Sink] = (), crash: CrashPlan = UNARMED,
+    lease_seconds: float = LEASE_SECONDS, heartbeat_seconds: float = HEARTBEAT_SECONDS, max_attempts: int = MAX_ATTEMPTS,
+    stuck_after: float | None = None, clock: Clock = SYSTEM_CLOCK, entropy: Entropy = SYSTEM_ENTROPY,
     offload: Offload = SYSTEM_OFFLOAD,
-) -> Backing:
+) -> Backing:  # fmt: skip
     """What runs are worked on, from the options that every entry takes."""
-    check_terms(lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds)
     store, ring = _store_and_ring(checkpoints, checkpoint_key)
-    return Backing(
-        store, ring, tenant, namespace, _mode(commits), lease_seconds, heartbeat_seconds, sinks, crash, clock, entropy, offload
+    backing = Backing(
+        store, ring, tenant, namespace, _mode(commits), lease_seconds, heartbeat_seconds, sinks, crash, clock, entropy,
+        offload, max_attempts, stuck_after,
     )  # fmt: skip
+    check_terms(backing)
+    return backing
 
 
 class _Loop:

@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 30.0
 LOOK_AGAIN_SECONDS = 0.005
 OURS = (
     "DATABASE_URL", "RUN_ID", "GOAL", "PLANNER", "MOCK_CLOUD_URL", "MOCK_LLM_URL", "CHECKPOINT_KEY", "LEASE", "POLL",
-    "HEARTBEAT", "MAX_ATTEMPTS", "CRASH_AT", "CRASH_SEQ", "CRASH_IN", "STALL_AT", "STALL_MS",
+    "HEARTBEAT", "MAX_ATTEMPTS", "STUCK_AFTER", "CRASH_AT", "CRASH_SEQ", "CRASH_IN", "STALL_AT", "STALL_MS",
 )  # fmt: skip
 
 Table = list[tuple[object, ...]]
@@ -85,17 +85,19 @@ class Job:
         self.key = self.folder / "agent_runtime.db.key"
         self.mocks = self.folder / "agent_runtime.mock.db"
 
-    def run(self, *, prefix: Sequence[str] = (), **settings: str) -> Ended:
+    def run(self, *, prefix: Sequence[str] = (), module: Sequence[str] = ("agent_runtime",), **settings: str) -> Ended:
         """One process from start to end; `prefix` is a command that starts another."""
-        with self.started(prefix=prefix, **settings) as running:
+        with self.started(prefix=prefix, module=module, **settings) as running:
             return running.ended()
 
     @contextmanager
-    def started(self, *, prefix: Sequence[str] = (), **settings: str) -> Iterator[Running]:
+    def started(
+        self, *, prefix: Sequence[str] = (), module: Sequence[str] = ("agent_runtime",), **settings: str
+    ) -> Iterator[Running]:
         """A process that is gone when the block is left."""
         self._starts += 1
         out, err = (self._printed / f"{self._starts}.{stream}" for stream in ("out", "err"))
-        command = [*prefix, sys.executable, "-m", "agent_runtime"]
+        command = [*prefix, sys.executable, "-m", *module]
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(command, cwd=self.folder, env=environment(settings), stdout=stdout, stderr=stderr)
         try:

@@ -34,6 +34,8 @@ class Order:
     """A run to work, and what happens on the way."""
 
     run: str
+    name: str = ""
+    """The program whose run it says it is."""
     verb: str = "start"
     """`start`, `recover`, or `abandon`: start as many as `runs` says, and die with a call of each in doubt."""
     runs: int = 1
@@ -62,17 +64,17 @@ class Remote:
     """What acts, and what is asked, kept in one file that many processes append to."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     def take(self, kind: str, run: str, key: str) -> None:
         """Count a request, on disk, in one write that no other can tear."""
         line = json.dumps({"kind": kind, "run": run, "key": key, "pid": os.getpid()}) + "\n"
-        with open(self._path, "ab", buffering=0) as file:
+        with open(self.path, "ab", buffering=0) as file:
             file.write(line.encode())
 
     def seen(self, kind: str, run: str) -> list[dict[str, Any]]:
         """Every request of that kind for that run, in the order they came."""
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
         found: list[dict[str, Any]] = [json.loads(line) for line in lines]
         return [request for request in found if (request["kind"], request["run"]) == (kind, run)]
 
@@ -167,7 +169,7 @@ async def work(order: Order, store: SQLiteCheckpointStore, remote: Remote) -> st
     if order.verb == "start":
         result = await run_tool_loop(
             model, registry, "charge them", run_id=order.run, checkpoints=store, checkpoint_key=KEY,
-            commits=order.commits, lease_seconds=order.lease, heartbeat_seconds=order.heartbeat,
+            commits=order.commits, lease_seconds=order.lease, heartbeat_seconds=order.heartbeat, name=order.name,
         )  # fmt: skip
     else:
         result = await recover_tool_loop(

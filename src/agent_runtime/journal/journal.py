@@ -110,6 +110,7 @@ class Journal:
         "trust_seconds",
         "trusted_until",
         "wake_at",
+        "written_at",
     )
 
     def __init__(
@@ -148,7 +149,8 @@ class Journal:
         self.mode = mode
         self.trust_seconds = row.lease_ms / 1000 * TRUSTED_SHARE
         """How long after a sign of life the worker believes that the run is still its own."""
-        self.trusted_until = clock.monotonic() + self.trust_seconds
+        self.written_at = clock.monotonic()
+        self.trusted_until = self.written_at + self.trust_seconds
 
     @property
     def failure(self) -> BaseException | None:
@@ -281,6 +283,7 @@ class Journal:
         number = row.number
         self._guard = new_tuple(Guard, (row.epoch, row.owner, number, row.head, None))
         self._claimed_epoch = row.epoch
+        self.written_at = sent_at
         if posted > self.posted:
             self.posted = posted
         trusted_until = sent_at + self.trust_seconds

@@ -64,7 +64,7 @@ _CHECKPOINT = struct.Struct(">cQQ")
 _MESSAGE = struct.Struct(">cIQ")
 _LENGTH = struct.Struct(">I")
 _STEP = struct.Struct(">Q")
-_NO_SUCH_VALUES = (struct.error, TypeError, ValueError, AttributeError)
+NO_SUCH_VALUES = (struct.error, TypeError, ValueError, AttributeError)
 """What sealing raises over values that we never write, such as text where a number belongs."""
 
 
@@ -262,7 +262,7 @@ def open_row(ring: KeyRing, row: StoredRow, *, tenant: str) -> Sealer:
             and _has_hints(row)
             and hmac.compare_digest(sealer.row(row), row.seal)
         )
-    except _NO_SUCH_VALUES:
+    except NO_SUCH_VALUES:
         holds = False
     _require(
         holds,
@@ -297,7 +297,7 @@ def _open_chain(ring: KeyRing, run: StoredRun, newest: Sealer) -> None:
             in_order = epoch <= record.epoch <= run.row.epoch
             seal = sealer.record(number, record.epoch, record.kind, record.call, record.attempt, previous, record.body)
             holds = in_order and hmac.compare_digest(seal, record.seal)
-        except _NO_SUCH_VALUES:
+        except NO_SUCH_VALUES:
             holds = False
         _require(holds, run_id, f"the seal of record {number} does not hold")
         previous, epoch = record.seal, record.epoch
@@ -332,7 +332,7 @@ def _open_checkpoint(run: StoredRun, sealer: Sealer) -> None:
         seal = sealer.checkpoint(checkpoint.step, checkpoint.body)
         is_named = hmac.compare_digest(checkpoint_digest(checkpoint.step, checkpoint.body), named)
         holds = is_named and hmac.compare_digest(seal, checkpoint.seal)
-    except _NO_SUCH_VALUES:
+    except NO_SUCH_VALUES:
         holds = False
     _require(holds, run.row.run_id, "its checkpoint is not the one its journal names, or its seal does not hold")
 

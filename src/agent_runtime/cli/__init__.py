@@ -1,0 +1,79 @@
+"""The command line: `agent-runtime`, and `python -m agent_runtime` with arguments."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import sys
+from collections.abc import Sequence
+
+from agent_runtime import __version__
+from agent_runtime.entropy import SYSTEM_ENTROPY
+from agent_runtime.errors import AgentRuntimeError
+
+KEY_SIZE = 32
+EPILOG = "A run id that begins with a dash stands after `--`. Exit code 2: the command line is wrong; else see each command."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; gives its exit code."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    try:
+        return _run(parser, chosen)
+    except AgentRuntimeError as error:
+        print(f"ERROR {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our lines has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
+    match chosen.command:
+        case "provision":
+            from agent_runtime import provision
+
+            return provision.main(resume=chosen.resume)
+        case "supervisor":
+            from agent_runtime import supervisor
+
+            return supervisor.supervise(chosen)
+        case "runs" | "show" | "release" | "verify":
+            from agent_runtime.cli import operate
+
+            return operate.main(chosen)
+        case "keygen":
+            print(base64.b64encode(SYSTEM_ENTROPY.draw(KEY_SIZE)).decode())
+            return 0
+        case "doctor":
+            from agent_runtime.cli import doctor
+
+            return doctor.main(as_json=chosen.json)
+        case _:
+            parser.print_help()
+            return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agent-runtime", description="Agent runs that survive their worker.", epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"agent-runtime {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    provision = commands.add_parser("provision", help="work the provisioning agent (as `python -m agent_runtime` does)")
+    provision.add_argument("--resume", action="store_true", help="only a run that is stored; to find it taken is no error")
+    _add_operating(commands)
+    commands.add_parser("keygen", help="print a fresh checkpoint key, base64")
+    doctor = commands.add_parser("doctor", help="say what this machine has, and what is not as it should be")
+    doctor.add_argument("--json", action="store_true", help="one JSON line instead of a table")
+    return parser
+
+
+def _add_operating(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from agent_runtime.cli.operate import add_commands
+    from agent_runtime.supervisor import add_options
+
+    add_options(commands.add_parser("supervisor", help="start a worker on every run whose worker died"))
+    add_commands(commands)

@@ -1,0 +1,218 @@
+"""`agent-runtime runs`, `show`, `release`, `verify`: the commands of an operator."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import getpass
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+from agent_runtime.cli.tables import json_line, print_rows, print_table, printable, told_at
+from agent_runtime.errors import InvalidSetting
+from agent_runtime.provision import stored_key
+from agent_runtime.runs import STATUSES, RunInfo, RunReport, Runs, Verified
+from agent_runtime.settings import Settings, read_settings
+from agent_runtime.stores import open_store, sqlite_path
+from agent_runtime.timeline import Call, Moment
+
+HEAD = ("RUN", "STATUS", "PROGRAM", "STEP", "ATTEMPTS", "WORKER", "UPDATED", "WHY")
+PROGRESS_EVERY = 50
+LONGEST_DETAIL = 200
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The operator's commands and their options."""
+    runs = _add(commands, "runs", "list the runs, the dead and the doubtful by what they are")
+    runs.add_argument("--status", choices=STATUSES, help="only runs that stand so")
+    show = _add(commands, "show", "say what happened to a run, claim by claim")
+    show.add_argument("run", metavar="RUN")
+    release = _add(commands, "release", "let a quarantined run go again")
+    release.add_argument("run", metavar="RUN")
+    release.add_argument("--by", metavar="NAME", help="who says so; it is recorded (default: the user)")
+    verify = _add(commands, "verify", "open every seal of a run, or of all; exit code 1 where anything is corrupt")
+    verify.add_argument("run", metavar="RUN", nargs="?")
+
+
+def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, does: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=does)
+    command.add_argument("--store", metavar="URL", help="the store to look at (default: DATABASE_URL)")
+    command.add_argument("--json", action="store_true", help="one JSON line an item, for programs")
+    return command
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Run one of them; gives its exit code."""
+    settings = read_settings(os.environ)
+    return asyncio.run(_operate(chosen, replace(settings, database_url=chosen.store or settings.database_url)))
+
+
+async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
+    _check_there(settings.database_url)
+    key = stored_key(settings)
+    store = open_store(settings.database_url)
+    try:
+        runs = Runs(store, checkpoint_key=key)
+        match chosen.command:
+            case "runs":
+                return await _list(runs, chosen)
+            case "show":
+                return _show(await runs.show(chosen.run), as_json=chosen.json)
+            case "release":
+                return await _release(runs, chosen)
+            case _:
+                return await _verify(runs, chosen)
+    finally:
+        await store.close()
+
+
+def _check_there(url: str) -> None:
+    """Looking at a store makes none: who mistypes its name is told so."""
+    if url.startswith("memory:"):
+        raise InvalidSetting("a store in memory holds nothing of other processes; name another with --store or DATABASE_URL")
+    if url.startswith("sqlite:") and not os.path.exists(path := sqlite_path(url)):
+        raise InvalidSetting(f"there is no store at {path!r}; name another with --store or DATABASE_URL")
+
+
+# Listing.
+
+
+async def _list(runs: Runs, chosen: argparse.Namespace) -> int:
+    found = runs.each(status=chosen.status)
+    if chosen.json:
+        async for info in found:
+            print(json_line(_plain(info)))
+    else:
+        await print_table(HEAD, _cells(found))
+    return 0
+
+
+async def _cells(found: AsyncIterator[RunInfo]) -> AsyncIterator[Sequence[str]]:
+    async for info in found:
+        numbers = (str(info.step), str(info.attempts)) if info.kind else ("", "")
+        yield info.run_id, info.status, _program(info), *numbers, info.owner, told_at(info.updated_at), info.why
+
+
+def _program(info: RunInfo) -> str:
+    return f"{info.kind} {info.name}".strip()
+
+
+def _plain(info: RunInfo) -> dict[str, object]:
+    """What is known of a run: of a corrupt one, no more than that."""
+    plain = {"run": info.run_id, **asdict(info)}
+    del plain["run_id"]
+    return plain if info.kind else {name: plain[name] for name in ("run", "status", "why")}
+
+
+# Showing.
+
+
+def _show(report: RunReport, *, as_json: bool) -> int:
+    if as_json:
+        print(json_line({**_plain(report.info), **asdict(report.timeline)}))
+    else:
+        _print_report(report)
+    return 0
+
+
+def _print_report(report: RunReport) -> None:
+    info, timeline = report.info, report.timeline
+    print_rows([*_facts(info), ("decisions", str(len(timeline.decisions))), ("calls", _counted(report))])
+    for segment in timeline.segments:
+        who = f"process {segment.pid} on {segment.host}" if segment.pid else "unknown"
+        left = segment.left or "no word of its end"
+        print()
+        print(printable(f"claim {segment.epoch} ({segment.why}) by {who}: {left}"))
+        print_rows([_moment(moment) for moment in segment.moments])
+    for call in timeline.doubts:
+        print()
+        print(printable(f"in doubt: {_told(call)}; nobody knows whether it happened"))
+
+
+def _facts(info: RunInfo) -> Iterator[tuple[str, str]]:
+    yield "run", info.run_id
+    yield "status", f"{info.status}: {info.why}" if info.why else info.status
+    yield "program", _program(info)
+    yield "step", str(info.step)
+    yield "attempts", f"{info.attempts} since the last progress"
+    if info.owner:
+        yield "worker", info.owner
+    if info.wake_at is not None:
+        yield "wakes", told_at(info.wake_at)
+    yield "created", told_at(info.created_at)
+    yield "updated", told_at(info.updated_at)
+
+
+def _counted(report: RunReport) -> str:
+    tools = [call for call in report.timeline.calls.values() if not call.is_decision]
+    return f"{len(tools)}, {sum(call.is_in_doubt for call in tools)} in doubt"
+
+
+def _moment(moment: Moment) -> tuple[str, ...]:
+    attempt = f"attempt {moment.attempt}" if moment.attempt else ""
+    details = "" if moment.what == "claimed" or not moment.details else json_line(moment.details)
+    shown = details if len(details) <= LONGEST_DETAIL else f"{details[:LONGEST_DETAIL]}…"
+    return f"{moment.number:>6}", moment.what, moment.call, attempt, shown
+
+
+def _told(call: Call) -> str:
+    return f"call {call.call}, {call.tool}{json_line(call.args)}, attempt {call.attempts}"
+
+
+# Releasing and verifying.
+
+
+async def _release(runs: Runs, chosen: argparse.Namespace) -> int:
+    released = await runs.release(chosen.run, by=chosen.by or _user())
+    if chosen.json:
+        print(json_line({"run": chosen.run, "released": released}))
+    else:
+        said = "goes again" if released else "is in no quarantine; nothing was changed"
+        print(printable(f"run {chosen.run} {said}"))
+    return 0
+
+
+def _user() -> str:
+    with suppress(KeyError, OSError, ImportError):  # a user without a name
+        return getpass.getuser()
+    return "unknown"
+
+
+async def _verify(runs: Runs, chosen: argparse.Namespace) -> int:
+    count, records, corrupt = 0, 0, 0
+    async for verified in _to_verify(runs, chosen.run):
+        count, records, corrupt = count + 1, records + verified.records, corrupt + (not verified.holds)
+        if chosen.json:
+            print(
+                json_line({"run": verified.run_id, "records": verified.records, "holds": verified.holds, "why": verified.why})
+            )
+        elif not verified.holds:
+            _clear_progress()
+            print(printable(f"corrupt  {verified.run_id}  {verified.why}"))
+        _show_progress(count)
+    _clear_progress()
+    if not chosen.json:
+        print(f"verified {count} {'run' if count == 1 else 'runs'}, {records} records: {corrupt or 'none'} corrupt")
+    return 1 if corrupt else 0
+
+
+async def _to_verify(runs: Runs, run: str | None) -> AsyncIterator[Verified]:
+    if run is not None:
+        [verified] = await runs.verify(run)
+        yield verified
+        return
+    async for verified in runs.verify_each():
+        yield verified
+
+
+def _show_progress(count: int) -> None:
+    if count % PROGRESS_EVERY == 0 and sys.stderr.isatty():
+        print(f"\r{count} runs", end="", file=sys.stderr, flush=True)
+
+
+def _clear_progress() -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
