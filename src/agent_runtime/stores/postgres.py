@@ -37,7 +37,7 @@ from agent_runtime.stores.postgres_schema import Statements, check_session, set_
 from agent_runtime.stores.postgres_url import check_names, place_of
 
 MOST_KEYS = 50_000
-SPLIT_FROM = 64
+SPLIT_FROM = 128
 """From so many appends on, a commit goes in two statements at once: one is carried while the other is packed."""
 POST_TRIES = 4
 LOADS_TAKE = 12
