@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent_runtime.backing import make_backing
 from agent_runtime.crash import CrashPlan, plan_from
 from agent_runtime.entropy import SYSTEM_ENTROPY
 from agent_runtime.errors import (
@@ -30,7 +31,7 @@ from agent_runtime.recovery import Found, find
 from agent_runtime.settings import GOAL, Settings, read_settings
 from agent_runtime.stores import open_store, sqlite_path
 from agent_runtime.telemetry import LogSink, log_line
-from agent_runtime.tool_loop import KIND, LoopResult, make_backing, recover_tool_loop, run_tool_loop
+from agent_runtime.tool_loop import KIND, LoopResult, recover_tool_loop, run_tool_loop
 from agent_runtime.tools import ToolRegistry, idempotency_key
 from agent_runtime.worker import PROVISION, work_in_process
 

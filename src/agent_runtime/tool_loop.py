@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
 from agent_runtime import codec
+from agent_runtime.backing import make_backing
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.crash import UNARMED, CrashPlan, CrashPoint
 from agent_runtime.doubts import Decider, Rerun
@@ -31,7 +31,7 @@ from agent_runtime.ids import RunId, check_run_id, is_reply, reply_call, tool_ca
 from agent_runtime.journal.journal import Commits
 from agent_runtime.journal.records import RecordKind, RunStatus, new_tuple
 from agent_runtime.journal.replay import CallLife
-from agent_runtime.journal.seal import CheckpointKey, KeyRing
+from agent_runtime.journal.seal import CheckpointKey
 from agent_runtime.journal.states import CallState
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.messages import (
@@ -53,10 +53,8 @@ from agent_runtime.run import (
     HEARTBEAT_SECONDS,
     LEASE_SECONDS,
     MAX_ATTEMPTS,
-    Backing,
     Run,
     RunContext,
-    check_terms,
     start,
     work,
 )
@@ -190,23 +188,6 @@ async def recover_tool_loop(
     if isinstance(found, Found):
         return _stored_result(found)
     return await work(found, _Loop(found, ask, Executor(registry), options).go())
-
-
-def make_backing(
-    checkpoints: CheckpointStore | None, checkpoint_key: CheckpointKey | None, *, tenant: str = "", namespace: str = "",
-    commits: str = Commits.GROUPED.value, sinks: Sequence[Sink] = (), crash: CrashPlan = UNARMED,
-    lease_seconds: float = LEASE_SECONDS, heartbeat_seconds: float = HEARTBEAT_SECONDS, max_attempts: int = MAX_ATTEMPTS,
-    stuck_after: float | None = None, clock: Clock = SYSTEM_CLOCK, entropy: Entropy = SYSTEM_ENTROPY,
-    offload: Offload = SYSTEM_OFFLOAD,
-) -> Backing:  # fmt: skip
-    """What runs are worked on, from the options that every entry takes."""
-    store, ring = _store_and_ring(checkpoints, checkpoint_key)
-    backing = Backing(
-        store, ring, tenant, namespace, _mode(commits), lease_seconds, heartbeat_seconds, sinks, crash, clock, entropy,
-        offload, max_attempts, stuck_after,
-    )  # fmt: skip
-    check_terms(backing)
-    return backing
 
 
 class _Loop:
@@ -482,30 +463,3 @@ def _options(max_steps: int, parallel: int) -> LoopOptions:
         if type(value) is not int or value < 1:
             raise InvalidSetting(f"{option}= is a whole number from 1, found {value!r}")
     return LoopOptions(max_steps, parallel)
-
-
-def _mode(commits: str) -> Commits:
-    try:
-        return Commits(commits)
-    except ValueError:
-        raise InvalidSetting(f"commits= is 'grouped' or 'each', found {commits!r}") from None
-
-
-_UNSHARED_KEY = KeyRing.of(SYSTEM_ENTROPY.draw(32))
-"""Seals what is kept in memory, which no other process can read."""
-
-
-@cache
-def _warn_once() -> None:
-    _log.warning("this loop is not durable: without checkpoints= its run is kept in memory and dies with the process")
-
-
-def _store_and_ring(checkpoints: CheckpointStore | None, key: CheckpointKey | None) -> tuple[CheckpointStore, KeyRing]:
-    from agent_runtime.stores.memory import MemoryCheckpointStore
-
-    if checkpoints is None:
-        _warn_once()
-        return MemoryCheckpointStore(), _UNSHARED_KEY
-    if key is None and isinstance(checkpoints, MemoryCheckpointStore):
-        return checkpoints, _UNSHARED_KEY
-    return checkpoints, KeyRing.of(key)

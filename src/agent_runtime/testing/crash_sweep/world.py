@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from agent_runtime.backing import make_backing
 from agent_runtime.errors import CheckpointNotFound, RecoveryNeedsDecision
 from agent_runtime.ids import RunId, key_prefix, seq_of
 from agent_runtime.journal.records import NO_OWNER, RecordKind, RunStatus, StoredRecord
@@ -38,7 +39,7 @@ from agent_runtime.testing.crash_sweep.scenario import Scenario
 from agent_runtime.testing.faults import FaultyStore, Life, SimulatedCrash, Where
 from agent_runtime.testing.remote import Remote
 from agent_runtime.testing.script_model import ScriptModel, check_request, without_marks
-from agent_runtime.tool_loop import KIND, LoopResult, make_backing, recover_tool_loop, run_tool_loop
+from agent_runtime.tool_loop import KIND, LoopResult, recover_tool_loop, run_tool_loop
 from agent_runtime.tools import RepeatRule, ToolRegistry, idempotency_key
 
 T = TypeVar("T")
