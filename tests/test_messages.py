@@ -139,7 +139,7 @@ def test_what_no_request_can_hold_is_shown_as_a_replacement_from_the_decision_on
     shown = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert (reply.text, reply.tool_calls[0].id, reply.tool_calls[0].args) == (shown, shown, {shown: [{"x": shown}]})
     assert_acceptable([GO, reply_message(reply), Message("tool", "r", tool_call_id=shown)])
-    assert decode_messages(encode_messages([Message("user", text)])) == [Message("user", shown)]
+    assert read_messages(text) == read_messages([Message("user", text)]) == [Message("user", shown)]
 
 
 def test_ids_that_only_a_replacement_makes_equal_are_refused_too() -> None:

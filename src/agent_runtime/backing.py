@@ -48,10 +48,13 @@ def make_backing(
 
 
 def _mode(commits: str) -> Commits:
-    try:
-        return Commits(commits)
-    except ValueError:
-        raise InvalidSetting(f"commits= is 'grouped' or 'each', found {commits!r}") from None
+    mode = _MODES.get(commits)
+    if mode is None:
+        raise InvalidSetting(f"commits= is 'grouped' or 'each', found {commits!r}")
+    return mode
+
+
+_MODES = {mode.value: mode for mode in Commits}
 
 
 _UNSHARED_KEY = KeyRing.of(SYSTEM_ENTROPY.draw(32))

@@ -94,15 +94,18 @@ class Transcript(Sequence[Message]):
 
 
 def read_messages(given: str | Sequence[Message | Mapping[str, object]]) -> list[Message]:
-    """The messages that a loop starts with: text from the user, `Message`s, or chat-style dicts."""
+    """The messages that a loop starts with: text from the user, `Message`s, or chat-style dicts.
+
+    A lone surrogate in them, which no request can hold, has become U+FFFD.
+    """
     if isinstance(given, str):
-        return [Message("user", given)]
+        return [Message("user", readable(str(given)))]
     if not _is_list(given):
         raise InvalidSetting(f"the messages of a loop are text or a list, found {type(given).__name__}; pass messages='…'")
     if not given:
         raise InvalidSetting("a loop starts with at least one message, found none; pass messages='…'")
-    plain: list[Any] = [_to_plain(item) if isinstance(item, Message) else item for item in given]
-    messages = decode_messages(plain)
+    plain = encode_messages(decode_messages([_to_plain(item) if isinstance(item, Message) else item for item in given]))
+    messages = decode_messages([readable(item) for item in plain])
     check_history(messages)
     return messages
 
@@ -130,8 +133,8 @@ def check_history(messages: Sequence[Message]) -> None:
 
 
 def encode_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """Messages as plain data, in which a lone surrogate, which no request can hold, has become U+FFFD."""
-    return [readable(_to_plain(message)) for message in messages]
+    """Messages as plain data."""
+    return [_to_plain(message) for message in messages]
 
 
 def decode_messages(plain: Sequence[Mapping[str, object]]) -> list[Message]:
@@ -231,9 +234,9 @@ def _from_dict(given: Any, at: int) -> Message:
     if not isinstance(content, str):
         raise InvalidSetting(f"message {at} has content of type {type(content).__name__}, expected text")
     asked, names = given.get("tool_calls") or (), (given.get("tool_call_id"), given.get("name"))
-    if not isinstance(asked, list | tuple) or not all(name is None or isinstance(name, str) for name in names):
+    if (asked and not isinstance(asked, list | tuple)) or not all(name is None or isinstance(name, str) for name in names):
         raise InvalidSetting(f"message {at} has tool_calls that are no list, or a tool_call_id or name that is no text")
-    calls = tuple([_call_from(call, at) for call in asked])
+    calls = tuple([_call_from(call, at) for call in asked]) if asked else ()
     return Message(role, content, calls, *names)
 
 

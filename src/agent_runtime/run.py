@@ -298,7 +298,10 @@ class Run:
 def start(
     backing: Backing, run_id: RunId, *, kind: str, name: str, context: RunContext | None, given: Mapping[str, object]
 ) -> Run:
-    """A new run, opened and claimed with its first barrier; `Fenced` there says that the id is or was in use."""
+    """A new run, opened and claimed with its first barrier; `Fenced` there says that the id is or was in use.
+
+    `given` is plain data that has been checked.
+    """
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=run_id)
     row = new_row(sealer, run_id=run_id, kind=kind, name=name, owner=backing.draw_owner(), lease_ms=backing.lease_ms)
     commits = group_commit(backing.store, backing.clock)
@@ -308,7 +311,7 @@ def start(
         "namespace": backing.namespace,
         "input": given,
     }
-    journal.note(RecordKind.OPENED, body=codec.encode(opened))
+    journal.note(RecordKind.OPENED, body=codec.encode_checked(opened))
     journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, "start"))
     run = Run(backing, journal, opened=opened, lives={}, recovering=False)
     if run.has_sinks:

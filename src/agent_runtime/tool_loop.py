@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from agent_runtime import codec
@@ -70,13 +69,12 @@ MODEL_PAUSE_SECONDS = 0.2
 _DONE = codec.encode({"status": "done"})
 
 
-@dataclass(frozen=True, slots=True)
-class LoopResult:
+class LoopResult(NamedTuple):
     """What a loop came to."""
 
     status: str
     output: str
-    messages: Sequence[Message] = field(repr=False)
+    messages: Sequence[Message]
     usage: Mapping[str, int]
     run_id: RunId
     steps: int = 0
@@ -84,6 +82,10 @@ class LoopResult:
     llm_calls: int = 0
     """How many model requests were made over the whole run, lost ones included."""
     pending: Sequence[object] = ()
+
+    def __repr__(self) -> str:
+        shown = {**self._asdict(), "messages": f"<{len(self.messages)} messages>"}
+        return f"LoopResult({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class LoopOptions(NamedTuple):
@@ -131,10 +133,10 @@ async def run_tool_loop(
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id if run_id is not None else entropy.draw(16).hex())
-    given = encode_messages(read_messages(messages))
-    run = start(backing, known_id, kind=KIND, name=name, context=ctx, given={"messages": given})
+    history = read_messages(messages)
+    run = start(backing, known_id, kind=KIND, name=name, context=ctx, given={"messages": encode_messages(history)})
     try:
-        return await work(run, _Loop(run, ask, Executor(registry), options).go())
+        return await work(run, _Loop(run, ask, Executor(registry), options, history).go())
     except CheckpointConflict as conflict:
         if run.journal.guard is None:
             raise CheckpointConflict(
@@ -187,18 +189,19 @@ async def recover_tool_loop(
     found = await reopen(backing, known_id, kind=KIND, context=ctx, decide=decide, take_over=take_over)
     if isinstance(found, Found):
         return _stored_result(found)
-    return await work(found, _Loop(found, ask, Executor(registry), options).go())
+    history = decode_messages(found.input["messages"])
+    return await work(found, _Loop(found, ask, Executor(registry), options, history).go())
 
 
 class _Loop:
     """One worker's way through a loop."""
 
-    def __init__(self, run: Run, ask: ModelFunction, executor: Executor, options: LoopOptions) -> None:
+    def __init__(self, run: Run, ask: ModelFunction, executor: Executor, options: LoopOptions, history: list[Message]) -> None:
         self.run = run
         self.ask = ask
         self.executor = executor
         self.options = options
-        self.history: list[Message] = decode_messages(run.input["messages"])
+        self.history = history
         self.usage: dict[str, int] = {}
         run.model_requests = count_requests(run.lives)
 
@@ -459,7 +462,11 @@ def _raise_gravest(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 def _options(max_steps: int, parallel: int) -> LoopOptions:
-    for option, value in (("max_steps", max_steps), ("parallel", parallel)):
-        if type(value) is not int or value < 1:
-            raise InvalidSetting(f"{option}= is a whole number from 1, found {value!r}")
+    _check_count("max_steps", max_steps)
+    _check_count("parallel", parallel)
     return LoopOptions(max_steps, parallel)
+
+
+def _check_count(option: str, value: int) -> None:
+    if type(value) is not int or value < 1:
+        raise InvalidSetting(f"{option}= is a whole number from 1, found {value!r}")

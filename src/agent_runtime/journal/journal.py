@@ -142,7 +142,7 @@ class Journal:
         self._failure: BaseException | None = None
         self.run_id: RunId = row.run_id
         self.kind, self.name = row.kind, row.name
-        self.status = RunStatus(row.status)
+        self.status = row.status if isinstance(row.status, RunStatus) else RunStatus(row.status)
         self.step, self.epoch, self.number, self.head = row.step, row.epoch, row.number, row.head
         self.attempts, self.posted, self.wake_at = row.attempts, row.posted, row.wake_at
         self.owner, self.lease_ms = row.owner, row.lease_ms
