@@ -12,7 +12,7 @@ import pytest
 from agent_runtime.clock import Clock
 from agent_runtime.errors import Fenced, ReadOnlyStore, StoreUnavailable
 from agent_runtime.ids import RunId
-from agent_runtime.journal.commits import DEFINITE_TRIES, MAX_BATCH, GroupCommit, Landing, group_commit, judge
+from agent_runtime.journal.commits import DEFINITE_TRIES, MAX_BATCH, WORTH_SHARING, GroupCommit, Landing, group_commit, judge
 from agent_runtime.journal.journal import Commits, Journal, new_row
 from agent_runtime.journal.records import NO_OWNER, RecordKind, StoredRow, StoredRun
 from agent_runtime.journal.seal import sealer_for
@@ -163,6 +163,59 @@ async def test_a_batch_has_a_greatest_size(ledger: Ledger, clock: ManualClock) -
     sizes = [len(batch) for batch in ledger.batches]
     assert max(sizes) <= MAX_BATCH
     assert (sum(sizes), len(sizes)) == (MAX_BATCH + 3, 2)
+
+
+class Lanes(Ledger):
+    """A store that takes two batches at a time, and notes which it held together."""
+
+    lanes = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: list[list[str]] = []
+        self.together: list[list[list[str]]] = []
+        self.gate = asyncio.Event()
+
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
+        batch: list[str] = [append.row.run_id for append in appends]
+        self.inside.append(batch)
+        self.together.append(list(self.inside))
+        try:
+            return await super().commit(appends)
+        finally:
+            self.inside.remove(batch)
+
+
+@pytest.mark.parametrize(("runs", "shares"), [(3, [3]), (2 * WORTH_SHARING, [WORTH_SHARING, WORTH_SHARING])])
+async def test_a_store_with_lanes_gets_what_is_worth_sharing_in_as_many_batches(
+    clock: ManualClock, runs: int, shares: list[int]
+) -> None:
+    store = Lanes()
+    journals = [opened(store, clock, f"r{i:03}") for i in range(runs)]
+    barriers = [asyncio.ensure_future(journal.barrier()) for journal in journals]
+    await until(lambda: len(store.inside) == len(shares))
+    assert [len(batch) for batch in store.inside] == shares
+    assert store.gate is not None
+    store.gate.set()
+    await asyncio.gather(*barriers)
+    assert sorted(run for batch in store.batches for run in batch) == sorted(journal.run_id for journal in journals)
+
+
+async def test_while_one_lane_is_busy_the_other_carries_what_comes_and_no_run_is_in_both(clock: ManualClock) -> None:
+    store = Lanes()
+    first, second, third = (opened(store, clock, run_id) for run_id in ("a", "b", "c"))
+    barriers = [asyncio.ensure_future(first.barrier())]
+    await until(lambda: store.inside == [["a"]])
+    first.note(RecordKind.CLAIMED)
+    barriers += [asyncio.ensure_future(journal.barrier()) for journal in (first, second)]
+    await until(lambda: store.inside == [["a"], ["b"]])
+    barriers.append(asyncio.ensure_future(third.barrier()))
+    assert store.gate is not None
+    store.gate.set()
+    await asyncio.gather(*barriers)
+    assert all(len({run for batch in held for run in batch}) == sum(map(len, held)) for held in store.together)
+    assert max(map(len, store.together)) == 2
+    assert [await count(store, run_id) for run_id in ("a", "b", "c")] == [2, 1, 1]
 
 
 async def test_one_group_commit_serves_all_runs_of_a_store_on_a_loop(ledger: Ledger, clock: ManualClock) -> None:

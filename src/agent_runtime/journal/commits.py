@@ -3,7 +3,8 @@
 Rules of this file:
 
 * Each run has one appender (a `Member`), and one append in flight. While a batch is in flight the next one collects, over
-  all runs of the event loop; then one transaction carries them all. No timer, no added latency.
+  all runs of the event loop; then one transaction carries them all. No timer, no added latency. A store may take more
+  than one batch at a time (`lanes`): then runs work on while others wait, and the store has always something to do.
 * The append of a member is taken at the last moment, so that all that its tasks noted in the same turn of the loop is in.
 * An error at commit is not a rollback. `UNKNOWN` is settled by reading the row: my head is there, it landed; the row is as
   my guard says, it did not, and the *identical* append is sent again; the row is another's, I am fenced, even if my
@@ -27,6 +28,8 @@ from agent_runtime.journal.records import StoredRow
 from agent_runtime.journal.store import Answer, AnswerKind, Append, AtOnce, CheckpointStore
 
 MAX_BATCH = 256
+WORTH_SHARING = 16
+"""From so many appends on a batch is shared out among the lanes that are free."""
 MOST_IN_A_ROW = 8
 DEFINITE_TRIES = 4
 FIRST_PAUSE_SECONDS = 0.02
@@ -57,18 +60,19 @@ class GroupCommit:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._goes_at_once = _goes_at_once(store)
+        self._lanes: int = getattr(store, "lanes", 1)
         self._waiting: list[Member] = []
         self._is_due = False
         self._in_a_row = 0
         self.runs = 0
         """How many runs are open here: each one says so when it comes and when it goes."""
-        self._carrier: asyncio.Task[None] | None = None
+        self._carriers = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def enroll(self, member: Member) -> None:
         """Take the member's append with the next batch: at the end of this turn of the loop, or after the one in flight."""
         self._waiting.append(member)
-        if self._carrier is None and not self._is_due:
+        if self._carriers < self._lanes and not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._flush)
 
@@ -77,7 +81,7 @@ class GroupCommit:
 
         After a few in a row it has to, so that the loop gets to its other work.
         """
-        if self.runs != 1 or self._waiting or self._carrier is not None or not self._goes_at_once:
+        if self.runs != 1 or self._waiting or self._carriers or not self._goes_at_once:
             return False
         self._in_a_row += 1
         if self._in_a_row > MOST_IN_A_ROW:
@@ -85,14 +89,20 @@ class GroupCommit:
         return self._go_at_once(member)
 
     def _flush(self) -> None:
-        """The end of the turn: a lone append goes at once if the store can, everything else with a carrier."""
+        """The end of the turn: a lone append goes at once if the store can, everything else with a carrier or several."""
         self._is_due = False
         self._in_a_row = 0
-        if len(self._waiting) > 1 or not self._goes_at_once:
-            self._carrier = self._loop.create_task(self._carry())
+        waiting = len(self._waiting)
+        if waiting == 1 and self._goes_at_once:
+            [member], self._waiting = self._waiting, []
+            self._go_at_once(member)
             return
-        [member], self._waiting = self._waiting, []
-        self._go_at_once(member)
+        free = self._lanes - self._carriers
+        lanes = min(free, max(1, waiting // WORTH_SHARING))
+        share = -(-waiting // lanes)
+        for _ in range(lanes):
+            self._carriers += 1
+            self._spawn(self._carry(share))
 
     def _go_at_once(self, member: Member) -> bool:
         """Whether the append has its definite answer already; where not, a task sees to it."""
@@ -122,14 +132,17 @@ class GroupCommit:
         member.landed(answer, sent_at)
         return True
 
-    async def _carry(self) -> None:
+    async def _carry(self, share: int) -> None:
+        """Send what waits, batch after batch, until nothing does; the first one at most `share` appends."""
+        most = min(share, MAX_BATCH)
         try:
             while self._waiting:
-                members, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+                members, self._waiting = self._waiting[:most], self._waiting[most:]
+                most = MAX_BATCH
                 await self._send(*_take_all(members))
         finally:
-            self._carrier = None
-            if self._waiting and not self._loop.is_closed():
+            self._carriers -= 1
+            if self._waiting and not self._carriers and not self._loop.is_closed():
                 left, self._waiting = self._waiting, []
                 for member in left:
                     member.failed(StoreUnavailable("the event loop is ending; nothing more is written"))

@@ -148,6 +148,9 @@ class AtOnce(Protocol):
 class Store(ABC):
     """Inherit from this: eleven verbs to write, and the rest is correct, if not yet fast."""
 
+    lanes: int = 1
+    """How many `commit`s it gains by carrying at the same time. They never share a run."""
+
     @abstractmethod
     async def save(
         self,

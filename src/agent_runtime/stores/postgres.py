@@ -55,6 +55,8 @@ _DUPLICATE = "23505"
 class PostgresCheckpointStore(BatchStore):
     """Runs in the database at `url`, in tables whose names begin with `prefix`, in `schema`; made where there are none."""
 
+    lanes = 2
+
     def __init__(
         self,
         url: str,
