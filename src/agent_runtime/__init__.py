@@ -4,6 +4,7 @@ journal/     the kernel: records, states, replay, seals, the store port, group c
 stores/      where runs are kept: memory, SQLite
 tools        what the model may call, and what a crash in the middle of a call leads to
 tool_loop    model, tools, model, until done; recover_tool_loop goes on after a crash
+flow/        a graph of nodes; its every superstep is a checkpoint and its every call replays
 recovery     verify, decide every doubt, claim
 executor     one tool call: check, intent, act, confirm
 testing/     the store contract, the crash sweep, faulty stores, a scripted model, a clock to move
@@ -45,6 +46,12 @@ if TYPE_CHECKING:
     )
     from agent_runtime.events import Event, Sink
     from agent_runtime.executor import Executor
+    from agent_runtime.flow.calls import CallFailed, NodeRun
+    from agent_runtime.flow.graph import Flow
+    from agent_runtime.flow.nodes import Call
+    from agent_runtime.flow.runner import FlowResult, FlowRunner
+    from agent_runtime.flow.state import append, extend
+    from agent_runtime.flow.superstep import NodeError
     from agent_runtime.journal.seal import KeyRing
     from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
     from agent_runtime.model import Model
@@ -65,6 +72,12 @@ _HOMES = {
     ),
     "events": ("Event", "Sink"),
     "executor": ("Executor",),
+    "flow.calls": ("CallFailed", "NodeRun"),
+    "flow.graph": ("Flow",),
+    "flow.nodes": ("Call",),
+    "flow.runner": ("FlowResult", "FlowRunner"),
+    "flow.state": ("append", "extend"),
+    "flow.superstep": ("NodeError",),
     "journal.seal": ("KeyRing",),
     "messages": ("Message", "Reply", "ToolCall", "ToolSpec"),
     "model": ("Model",),
@@ -77,12 +90,13 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "AgentRuntimeError", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt", "Event", "Executor",
-    "FlowError", "HistorySink", "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting",
-    "KeyConflict", "KeyRing", "LogSink", "LoopResult", "Message", "Model", "NotSent", "RecoveryNeedsDecision", "Reply",
-    "RunContext", "RunQuarantined", "Runs", "Sink", "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall",
-    "ToolDefinitionError", "ToolError", "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable",
-    "VerdictRefused", "__version__", "idempotency_key", "recover_tool_loop", "run_tool_loop",
+    "AgentRuntimeError", "Call", "CallFailed", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt",
+    "Event", "Executor", "Flow", "FlowError", "FlowResult", "FlowRunner", "HistorySink", "IdentityMismatch",
+    "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict", "KeyRing", "LogSink", "LoopResult",
+    "Message", "Model", "NodeError", "NodeRun", "NotSent", "RecoveryNeedsDecision", "Reply", "RunContext", "RunQuarantined",
+    "Runs", "Sink", "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall", "ToolDefinitionError", "ToolError",
+    "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "VerdictRefused", "__version__", "append",
+    "extend", "idempotency_key", "recover_tool_loop", "run_tool_loop",
 ]  # fmt: skip
 
 

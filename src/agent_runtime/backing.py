@@ -63,7 +63,7 @@ _UNSHARED_KEY = KeyRing.of(SYSTEM_ENTROPY.draw(32))
 
 @cache
 def _warn_once() -> None:
-    _log.warning("this loop is not durable: without checkpoints= its run is kept in memory and dies with the process")
+    _log.warning("this run is not durable: without checkpoints= it is kept in memory and dies with the process")
 
 
 def _store_and_ring(checkpoints: CheckpointStore | None, key: CheckpointKey | None) -> tuple[CheckpointStore, KeyRing]:

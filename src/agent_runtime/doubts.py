@@ -54,7 +54,7 @@ class Decider:
             may_repeat = tool is not None and tool.rule.may_repeat and life.unrecordable < MOST_UNRECORDABLE
             if next_move(life, may_repeat=may_repeat) is Move.RERUN:
                 by_rule += 1
-            elif tool is not None and self._is_permitted(life):
+            elif tool is not None and is_permitted(self._rerun, self._run_id, life.call):
                 permitted.append(life)
             else:
                 why = _why(life, is_known=tool is not None)
@@ -62,10 +62,12 @@ class Decider:
                 undecided.append(make_doubt(self._run_id, life.call, key, name, life.attempts, why, args, now - at_ms))
         return Decisions(permitted, undecided, by_rule + len(permitted))
 
-    def _is_permitted(self, life: CallLife) -> bool:
-        if isinstance(self._rerun, bool):
-            return self._rerun
-        return any((doubt.run_id, doubt.call) == (self._run_id, life.call) for doubt in self._rerun)
+
+def is_permitted(rerun: Rerun, run_id: RunId, call: str) -> bool:
+    """Whether somebody said that this call in doubt may run again."""
+    if isinstance(rerun, bool):
+        return rerun
+    return any((doubt.run_id, doubt.call) == (run_id, call) for doubt in rerun)
 
 
 def _why(life: CallLife, *, is_known: bool) -> str:

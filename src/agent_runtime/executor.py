@@ -8,9 +8,9 @@ first key where its repeat rule lets it, and stops the run where it does not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, assert_never
+from typing import Any, NamedTuple, NoReturn, TypeAlias, assert_never
 
 from agent_runtime import codec
 from agent_runtime.crash import CrashPoint
@@ -21,12 +21,13 @@ from agent_runtime.errors import (
     InvalidArguments,
     KeyConflict,
     NotSent,
+    RecoveryNeedsDecision,
     UnknownTool,
     Unrecordable,
 )
 from agent_runtime.ids import CallId, seq_of
 from agent_runtime.journal.journal import Commits
-from agent_runtime.journal.records import RecordKind
+from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import CallState
 from agent_runtime.offload import Job
@@ -268,6 +269,18 @@ class _Attempts:
     def _announce_doubt(self, why: str) -> None:
         if self.run.has_sinks:
             self.run.announce("call.in_doubt", {**self.data(), "why": why})
+
+
+async def stop_in_doubt(run: Run, doubts: Sequence[CallInDoubt]) -> NoReturn:
+    """Every sibling has ended or is in doubt: block the run until somebody says what happened."""
+    await run.give_back(RunStatus.BLOCKED, "in doubt", counts=False)
+    if run.has_sinks:
+        run.announce("run.blocked", {"kind": run.journal.kind, "step": run.journal.step})
+    unrecordable = [doubt.cause for doubt in doubts if isinstance(doubt.cause, Unrecordable)]
+    needed = RecoveryNeedsDecision(run.run_id, [doubt.doubt for doubt in doubts])
+    if len(unrecordable) == len(doubts) == 1:
+        raise unrecordable[0] from needed
+    raise needed from doubts[0].cause
 
 
 async def act(run: Run, tool: Tool, arguments: dict[str, Any], key: str) -> Outcome:

@@ -56,11 +56,20 @@ class Found(NamedTuple):
         return RunStatus(self.stored.row.status)
 
 
-async def find(backing: Backing, run_id: RunId, *, kind: str, context: RunContext | None) -> Found:
-    """The run, if this program and this identity may have it. Claims nothing."""
+Admit = Callable[[Found], None]
+"""Raises where a program cannot go on with a run as it was found."""
+
+
+def _admit_all(found: Found) -> None:
+    return None
+
+
+async def find(backing: Backing, run_id: RunId, *, kind: str, context: RunContext | None, name: str | None = None) -> Found:
+    """The run, if this program and this identity may have it; `name`: the only one that it may have. Claims nothing."""
     found = await read_verified(backing, run_id)
     check_identity(RunContext(**found.opened["context"]), context, run_id)
-    if found.stored.row.kind != kind:
+    row = found.stored.row
+    if row.kind != kind or name not in (None, row.name):
         raise CheckpointConflict(f"run {run_id!r} is worked by another program than this {kind}")
     return found
 
@@ -86,14 +95,19 @@ async def reopen(
     context: RunContext | None,
     decide: Decide,
     take_over: bool = False,
+    name: str | None = None,
+    admit: Admit = _admit_all,
 ) -> Run | Found:
     """The run, claimed by this worker; or, where it has ended or is paused, the run as found.
+
+    `admit` reads what was found before anything is claimed, and raises where the program cannot go on with it.
 
     Raises `CheckpointNotFound`, `CheckpointConflict` (who holds it, until when), `CheckpointStoreCorrupt`,
     `IdentityMismatch`, `RecoveryNeedsDecision` once the run is blocked, and `RunQuarantined` once it is set aside.
     """
     for _ in range(CLAIM_TRIES):
-        found = await find(backing, run_id, kind=kind, context=context)
+        found = await find(backing, run_id, kind=kind, context=context, name=name)
+        admit(found)
         if found.status.is_final or found.status is RunStatus.PAUSED:
             return found
         await _require_free(backing, found, take_over=take_over)
@@ -157,6 +171,7 @@ async def _claim(backing: Backing, found: Found, decisions: Decisions, *, take_o
     for life in decisions.permitted:
         body = codec.encode({"how": Settlement.RERUN.value, "why": "rerun_in_doubt"})
         journal.note(RecordKind.SETTLED, life.call, life.attempts, body)
+        life.state = CallState.REOPENED
     run = Run(backing, journal, opened=found.opened, lives=lives, recovering=True)
     try:
         await _land(run, found, decisions)

@@ -139,14 +139,18 @@ def _state_after(state: CallState, kind: int, details: Mapping[str, Any]) -> Cal
         return None
 
 
+_OPAQUE = (RecordKind.CHECKPOINT, RecordKind.OPENED, RecordKind.FIELD)
+"""A digest; what the run was given, which a face shows by itself; a part of its state."""
+
+
 def _what(kind: int) -> str:
     return RecordKind(kind).name.lower() if kind in RecordKind._value2member_map_ else f"kind {kind}"
 
 
 def _details(record: StoredRecord) -> Mapping[str, object]:
     """The body as plain data, under a name of its own where it is no object."""
-    if not record.body or record.kind in (RecordKind.CHECKPOINT, RecordKind.OPENED):
-        return {}  # a digest; and what the run was given, which a face shows by itself
+    if not record.body or record.kind in _OPAQUE:
+        return {}
     try:
         plain = codec.decode(record.body)
     except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from agent_runtime import codec
 from agent_runtime.backing import make_backing
@@ -20,12 +20,19 @@ from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
 from agent_runtime.errors import (
     CheckpointConflict,
     InvalidSetting,
-    RecoveryNeedsDecision,
     StepLimitReached,
-    Unrecordable,
 )
 from agent_runtime.events import Sink
-from agent_runtime.executor import CallInDoubt, Ending, Executor, Siblings, is_being_cancelled, is_transport, read_ending
+from agent_runtime.executor import (
+    CallInDoubt,
+    Ending,
+    Executor,
+    Siblings,
+    is_being_cancelled,
+    is_transport,
+    read_ending,
+    stop_in_doubt,
+)
 from agent_runtime.ids import RunId, check_run_id, is_reply, reply_call, tool_call
 from agent_runtime.journal.journal import Commits
 from agent_runtime.journal.records import RecordKind, RunStatus, new_tuple
@@ -57,6 +64,7 @@ from agent_runtime.run import (
     start,
     work,
 )
+from agent_runtime.side_by_side import run_all
 from agent_runtime.tools import CALL_KEY, ToolRegistry
 
 _log = logging.getLogger("agent_runtime")
@@ -291,11 +299,11 @@ class _Loop:
             try:
                 return [await self.executor.call(self.run, tool_call(seq, 0, 1), asked.name, asked.args, Siblings(1))]
             except CallInDoubt as doubt:
-                await self._block([doubt])
+                await stop_in_doubt(self.run, [doubt])
         results = await self._call_side_by_side(seq, calls)
         endings = [result for result in results if isinstance(result, Ending)]
         if len(endings) < len(calls):
-            await self._block([result for result in results if isinstance(result, CallInDoubt)])
+            await stop_in_doubt(self.run, [result for result in results if isinstance(result, CallInDoubt)])
         return endings
 
     async def _call_one(self, seq: int, index: int, calls: Sequence[ToolCall], siblings: Siblings) -> Ending | CallInDoubt:
@@ -320,14 +328,7 @@ class _Loop:
                     return None
                 return await self._call_one(seq, index, calls, siblings)
 
-        tasks = [asyncio.create_task(one(index)) for index in range(len(calls))]
-        try:
-            await _wait(tasks)
-        except asyncio.CancelledError:
-            await _cancel(tasks)
-            raise
-        _raise_gravest(tasks)
-        return [task.result() for task in tasks]
+        return await run_all([one(index) for index in range(len(calls))])
 
     def _unfinished(self, seq: int, count: int) -> int:
         """How many calls of the reply have no recorded ending yet."""
@@ -358,17 +359,6 @@ class _Loop:
         await self.run.end(RunStatus.FAILED, body)
         self._announce_end("run.failed", "failed", seq, stage="results")
         raise error
-
-    async def _block(self, doubts: Sequence[CallInDoubt]) -> NoReturn:
-        """Every sibling has ended or is in doubt: stop here until somebody says what happened."""
-        await self.run.give_back(RunStatus.BLOCKED, "in doubt", counts=False)
-        if self.run.has_sinks:
-            self.run.announce("run.blocked", {"kind": KIND, "step": self.run.journal.step})
-        unrecordable = [doubt.cause for doubt in doubts if isinstance(doubt.cause, Unrecordable)]
-        needed = RecoveryNeedsDecision(self.run.run_id, [doubt.doubt for doubt in doubts])
-        if len(unrecordable) == len(doubts) == 1:
-            raise unrecordable[0] from needed
-        raise needed from doubts[0].cause
 
     def _result(self, status: str, steps: int, output: str) -> LoopResult:
         history = Transcript(self.history)
@@ -430,35 +420,6 @@ def add_usage(total: dict[str, int], reply: Reply) -> None:
     """Add what a reply used to a total, unit by unit."""
     for unit, amount in reply.usage.items():
         total[unit] = total.get(unit, 0) + amount
-
-
-async def _wait(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Until all have ended: an error of one lets the others end, a signal to stop ends them now."""
-    pending: set[asyncio.Task[Any]] = set(tasks)
-    while pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
-        if any(_is_signal(task) for task in done):
-            await _cancel(list(pending))
-            return
-
-
-def _is_signal(task: asyncio.Task[Any]) -> bool:
-    error = None if task.cancelled() else task.exception()
-    return error is not None and not isinstance(error, Exception)
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
-
-
-def _raise_gravest(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Raise what stopped a call, if anything did: a signal to stop before an error."""
-    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, Exception)):
-        raise error
 
 
 def _options(max_steps: int, parallel: int) -> LoopOptions:

@@ -44,6 +44,8 @@ class RecordKind(IntEnum):
     MIGRATED = 14
     REKEYED = 15
     ENDED = 16
+    FIELD = 17
+    """A large part of a program's state that did not change: kept once, named by its checkpoints."""
 
 
 class RunStatus(IntEnum):

@@ -1,0 +1,126 @@
+"""What a run of a flow stores of itself, and how it is read back.
+
+Rules of this file:
+
+* `opened` holds the state that was given and the graph as plain data, so that a changed graph can be refused by name.
+* A checkpoint replaces the one before it. It holds the position, the graph's digest and the fields of the state.
+* A large field that did not change since the checkpoint before is not stored again: the checkpoint names the record that
+  holds it, which is `opened`, or a `field` record noted once. So a field that changes every time is in no record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from agent_runtime import codec
+from agent_runtime.errors import CheckpointStoreCorrupt
+from agent_runtime.flow.description import Described, digest_of
+from agent_runtime.flow.state import Fields
+from agent_runtime.flow.superstep import NodeError, Position
+from agent_runtime.journal.records import RecordKind
+from agent_runtime.recovery import Found
+from agent_runtime.run import Run
+
+LARGE_BYTES = 512
+"""From this size on a field that did not change is named instead of stored again."""
+
+_OPENED = 1
+
+
+def given(fields: Fields, described: Described) -> dict[str, object]:
+    """What a run is opened with."""
+    return {"state": {name: codec.decode(data) for name, data in fields.items()}, "graph": described}
+
+
+class Saved(NamedTuple):
+    """A run of a flow as it was stored."""
+
+    position: Position | None
+    """None: it has no checkpoint yet."""
+    fields: Fields
+    held: Mapping[str, int]
+    described: Described
+    digest: str
+
+
+def read_saved(found: Found) -> Saved:
+    """What the run's verified records and checkpoint say; `CheckpointStoreCorrupt` where they cannot be read."""
+    try:
+        return _read(found)
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        run_id = found.stored.row.run_id
+        raise CheckpointStoreCorrupt(f"run {run_id!r} of a flow holds a state that cannot be read: {error!r}") from error
+
+
+class Keeper:
+    """Stores the state of an open run, superstep by superstep."""
+
+    __slots__ = ("_digest", "_held", "_last", "_run")
+
+    def __init__(self, run: Run, digest: str, fields: Fields, held: Mapping[str, int]) -> None:
+        self._run = run
+        self._digest = digest
+        self._last = fields
+        self._held = dict(held)
+
+    async def keep(self, position: Position, fields: Fields) -> None:
+        """Note the checkpoint of a superstep that is over: the run moves one step on with its next barrier."""
+        run = self._run
+        for name, data in fields.items():
+            if self._last.get(name) != data:
+                self._held.pop(name, None)
+            elif name not in self._held and len(data) >= LARGE_BYTES:
+                run.note(RecordKind.FIELD, body=data)
+                self._held[name] = run.journal.number
+                await run.barrier_if_each()
+        self._last = fields
+        run.journal.move_to_next_step()
+        run.journal.keep_state(_write(position, fields, self._held, self._digest))
+
+
+def first_held(fields: Fields) -> dict[str, int]:
+    """Which fields of the state that was given are large enough to be named ever after."""
+    return {name: _OPENED for name, data in fields.items() if len(data) >= LARGE_BYTES}
+
+
+def _write(position: Position, fields: Fields, held: Mapping[str, int], digest: str) -> bytes:
+    head = codec.encode_checked(
+        {
+            "superstep": position.superstep, "frontier": list(position.frontier), "visits": dict(position.visits),
+            "arrived": {name: list(sources) for name, sources in position.arrived.items()},
+            "failure": None if position.failure is None else position.failure._asdict(), "graph": digest,
+            "held": {name: held[name] for name in fields if name in held},
+        }
+    )  # fmt: skip
+    parts = [codec.encode_checked(name) + b":" + data for name, data in fields.items() if name not in held]
+    return head[:-1] + b',"fields":{' + b",".join(parts) + b"}}"
+
+
+def _read(found: Found) -> Saved:
+    opened = found.opened["input"]
+    records, checkpoint = found.stored.records, found.stored.checkpoint
+    described = opened["graph"]
+    for record in records:
+        if record.kind == RecordKind.MIGRATED:
+            described = codec.decode(record.body)["graph"]
+    first: Fields = {name: codec.encode_checked(value) for name, value in opened["state"].items()}
+    if checkpoint is None:
+        return Saved(None, first, first_held(first), described, digest_of(described))
+    plain = codec.decode(checkpoint.body)
+    held: dict[str, int] = plain["held"]
+    fields = {name: codec.encode_checked(value) for name, value in plain["fields"].items()}
+    for name, number in held.items():
+        fields[name] = first[name] if number == _OPENED else records[number - 1].body
+    return Saved(_position(plain), fields, held, described, plain["graph"])
+
+
+def _position(plain: Mapping[str, Any]) -> Position:
+    failure = plain["failure"]
+    return Position(
+        int(plain["superstep"]),
+        tuple(plain["frontier"]),
+        plain["visits"],
+        {name: tuple(sources) for name, sources in plain["arrived"].items()},
+        None if failure is None else NodeError(**failure),
+    )

@@ -1,0 +1,122 @@
+"""A flow's state: a pydantic model, checked whenever it changes, and its fields as bytes that give it back equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError
+
+from agent_runtime import codec
+from agent_runtime.errors import FlowError, Unrecordable
+
+S = TypeVar("S", bound=BaseModel)
+
+Reducer: TypeAlias = Callable[[Any, Any], Any]
+"""From what a field holds and what a node writes to what it holds then."""
+Fields: TypeAlias = dict[str, bytes]
+"""Each part of a state as recorded, by the name under which it is dumped."""
+
+
+def append(held: list[Any], item: Any) -> list[Any]:
+    """A reducer: the list with the item at its end."""
+    return [*held, item]
+
+
+def extend(held: list[Any], items: list[Any]) -> list[Any]:
+    """A reducer: the list with the items at its end."""
+    return [*held, *items]
+
+
+class StateShape(Generic[S]):
+    """How states of one model are checked, recorded and read."""
+
+    def __init__(self, model: type[S]) -> None:
+        if not is_model(model):
+            raise FlowError(f"the state of a flow is a pydantic model, found {model!r}; pass state=YourModel")
+        try:
+            self._adapter = TypeAdapter(model)
+        except PydanticUserError as error:
+            raise FlowError(f"the state {model.__name__} cannot be recorded: {error}") from error
+        self.model = model
+        self.reducers: Mapping[str, Reducer] = {
+            name: reducer for name, info in model.model_fields.items() if (reducer := _reducer(info.metadata)) is not None
+        }
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The fields of the model, by name."""
+        return self.model.model_fields
+
+    def check(self, state: object) -> S:
+        """The state given, checked anew; `FlowError` says what is wrong with it."""
+        if not isinstance(state, self.model):
+            raise FlowError(f"the flow starts from a {self.model.__name__}, found {type(state).__name__}")
+        return self.change(state, {}, by="the state that was given")
+
+    def build(self, values: object, *, by: str) -> S:
+        """A state from a state or from its fields by name."""
+        if isinstance(values, self.model):
+            return self.change(values, {}, by=by)
+        if not isinstance(values, Mapping):
+            raise FlowError(f"{by}: expected a {self.model.__name__} or its fields, found {type(values).__name__}")
+        return self._validate(dict(values), by)
+
+    def change(self, state: S, values: Mapping[str, object], *, by: str) -> S:
+        """The state with other values, validated; `FlowError` names the field that does not fit, and who wrote it."""
+        return self._validate({**dict(state), **values}, by)
+
+    def copy(self, state: S) -> S:
+        """An equal state that shares nothing that can be changed: what code does to it changes no other."""
+        return state.model_copy(deep=True)
+
+    def freeze(self, state: S) -> tuple[Fields, S]:
+        """Each field as bytes, and the state that they give back, which is equal; else `Unrecordable`."""
+        try:
+            plain = self._adapter.dump_python(state, mode="json", warnings="error", by_alias=True)
+            codec.check_plain(plain)
+            fields = {name: codec.encode_checked(value) for name, value in plain.items()}
+            again = self._read(fields)
+        except (PydanticSerializationError, ValidationError, UnicodeError, ValueError, TypeError) as error:
+            raise Unrecordable("$", f"a {self.model.__name__} that its declared types do not give back ({error})") from error
+        where = codec.difference(state, again)
+        if where is not None:
+            raise Unrecordable(where, f"a part of {self.model.__name__} that comes back as another one")
+        return fields, again
+
+    def thaw(self, fields: Fields) -> S:
+        """The state that was frozen; `FlowError` where the model has changed so that it does not fit any more."""
+        try:
+            return self._read(fields)
+        except (ValidationError, ValueError, TypeError) as error:
+            raise FlowError(f"the stored state does not fit {self.model.__name__} as it is now: {_told(error)}") from error
+
+    def _read(self, fields: Fields) -> S:
+        data = b"{" + b",".join(codec.encode_checked(name) + b":" + value for name, value in fields.items()) + b"}"
+        if b"\\ud" in data:
+            return self._adapter.validate_python(codec.decode(data))
+        return self._adapter.validate_json(data)
+
+    def _validate(self, values: dict[str, object], by: str) -> S:
+        try:
+            return self._adapter.validate_python(values, by_name=True, by_alias=True)
+        except ValidationError as error:
+            raise FlowError(f"{by} does not fit {self.model.__name__}: {_told(error)}") from error
+
+
+def is_model(value: object) -> bool:
+    """Whether it is a class of pydantic's models."""
+    return isinstance(value, type) and issubclass(value, BaseModel)
+
+
+def _reducer(metadata: list[Any]) -> Reducer | None:
+    return next((each for each in metadata if callable(each) and not isinstance(each, type)), None)
+
+
+def _told(error: Exception) -> str:
+    """What is wrong, field by field; never the values, which may be nobody's business."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, each['loc'])) or '$'}: {each['msg']}" for each in error.errors(include_url=False))
