@@ -18,7 +18,10 @@ from __future__ import annotations
 
 from agent_runtime.testing.crash_sweep.report import Row, SweepReport, Violation
 from agent_runtime.testing.crash_sweep.rules import Rule
-from agent_runtime.testing.crash_sweep.scenario import SCENARIOS, SHORT_SCENARIOS, Client, Scenario
+from agent_runtime.testing.crash_sweep.scenario import FLOWS, SCENARIOS, SHORT_SCENARIOS, Client, FlowScenario, Scenario
 from agent_runtime.testing.crash_sweep.sweep import sweep
 
-__all__ = ["SCENARIOS", "SHORT_SCENARIOS", "Client", "Row", "Rule", "Scenario", "SweepReport", "Violation", "sweep"]
+__all__ = [
+    "FLOWS", "SCENARIOS", "SHORT_SCENARIOS", "Client", "FlowScenario", "Row", "Rule", "Scenario", "SweepReport", "Violation",
+    "sweep",
+]  # fmt: skip

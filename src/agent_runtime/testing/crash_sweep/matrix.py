@@ -14,11 +14,11 @@ from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.testing.crash_sweep.report import Row, SweepReport
-from agent_runtime.testing.crash_sweep.scenario import SCENARIOS, SHORT_SCENARIOS, Scenario
+from agent_runtime.testing.crash_sweep.scenario import FLOWS, SCENARIOS, SHORT_SCENARIOS, AnyScenario
 from agent_runtime.testing.crash_sweep.sweep import COMMITS, sweep
 
 STORES = ("sqlite", "memory")
-ALL: dict[str, Scenario] = {each.name: each for each in (*SCENARIOS, *SHORT_SCENARIOS)}
+ALL: dict[str, AnyScenario] = {each.name: each for each in (*SCENARIOS, *FLOWS, *SHORT_SCENARIOS)}
 LOOK_SECONDS = 0.2
 
 Show: TypeAlias = Callable[[int, int], None]
@@ -42,7 +42,7 @@ def plan(
     depth: int | None = None,
 ) -> list[Job]:
     """The rows to work: those that are named, or all, but the short scenarios in memory alone, with three deaths a run."""
-    named = {"sqlite": [each.name for each in SCENARIOS], "memory": list(ALL)}
+    named = {"sqlite": [each.name for each in (*SCENARIOS, *FLOWS)], "memory": list(ALL)}
     return [
         Job(scenario, mode, store, depth or _usual_depth(scenario, mode, store))
         for store in stores or STORES

@@ -19,6 +19,7 @@ class Rule(Enum):
     CLAIM_FIRST = "nothing acts under an epoch before its claim is durable"
     INTENT_FIRST = "nothing acts before its own intent is durable"
     REPLY_FIRST = "nothing acts on a reply that is not durable"
+    SAVED_FIRST = "nothing of a superstep is called before those before it are saved"
     AS_DECIDED = "what is asked of a tool is what the recorded reply decided"
     RESULT_FIRST = "a result reaches the model only once it is durable"
     END_FIRST = "the run's result is given out only once its end is durable"

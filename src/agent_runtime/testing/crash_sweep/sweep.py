@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.testing.crash_sweep.programs import Result
 from agent_runtime.testing.crash_sweep.report import Row, SweepReport, Violation
 from agent_runtime.testing.crash_sweep.rules import Rule
-from agent_runtime.testing.crash_sweep.scenario import Scenario
+from agent_runtime.testing.crash_sweep.scenario import AnyScenario
 from agent_runtime.testing.crash_sweep.world import CurrentWorker, Died, Done, InDoubt, World
 from agent_runtime.testing.faults import Life, Moment, SimulatedCrash, Where
-from agent_runtime.tool_loop import LoopResult
 
 MakeStore: TypeAlias = Callable[[], Awaitable[CheckpointStore]]
 COMMITS = ("grouped", "each")
@@ -27,7 +27,7 @@ Deaths: TypeAlias = "tuple[Moment | None, ...]"
 
 
 async def sweep(
-    scenario: Scenario,
+    scenario: AnyScenario,
     make_store: MakeStore,
     *,
     store_name: str = "store",
@@ -57,7 +57,7 @@ class _Sweep:
     """One row: one scenario, in one mode, on one store. Every cell is a run of its own."""
 
     def __init__(
-        self, scenario: Scenario, store: CheckpointStore, row: Row, depth: int, progress: Callable[[Row], None] | None
+        self, scenario: AnyScenario, store: CheckpointStore, row: Row, depth: int, progress: Callable[[Row], None] | None
     ) -> None:
         self._scenario = scenario
         self._registry = scenario.tools(CurrentWorker())
@@ -113,7 +113,7 @@ class _Sweep:
             rerun = isinstance(ended, InDoubt)
         world.fail(Rule.REACHES_END, f"{MOST_WORKERS} workers did not bring it to its end")
 
-    async def _check_end(self, world: World, result: LoopResult, *, is_reference: bool) -> None:
+    async def _check_end(self, world: World, result: Result, *, is_reference: bool) -> None:
         state = world.state(result)
         if is_reference:
             self._state, self._effects = state, dict(world.effects())
@@ -123,7 +123,7 @@ class _Sweep:
         done = (world.model.calls, len(world.remote.requests))
         again = await world.send_worker(Life(), rerun=False)
         world.lives.pop()  # it only looked: it has no moments to die at
-        if not isinstance(again, Done) or _told(again.result) != _told(result):
+        if not isinstance(again, Done) or world.program.told(again.result) != world.program.told(result):
             world.fail(Rule.SAME_STATE, f"the run is done, and recovering it gives {again!r} instead of its result")
         if done != (world.model.calls, len(world.remote.requests)):
             world.fail(Rule.ENDED_ONCE, "the run is done, and recovering it asked for something")
@@ -139,10 +139,6 @@ class _Sweep:
         row.violations += [Violation(row.scenario, row.commits, row.store, where, *broken) for broken in named]
         if self._progress is not None:
             self._progress(row)
-
-
-def _told(result: LoopResult) -> tuple[object, ...]:
-    return (result.status, result.output, list(result.messages), dict(result.usage), result.llm_calls, result.steps)
 
 
 def _describe(deaths: Deaths) -> str:

@@ -6,12 +6,10 @@ at which the worker acts, asks or answers.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from agent_runtime.backing import make_backing
@@ -21,13 +19,13 @@ from agent_runtime.journal.records import NO_OWNER, RecordKind, RunStatus, Store
 from agent_runtime.journal.seal import KeyRing
 from agent_runtime.journal.states import IN_DOUBT
 from agent_runtime.journal.store import CheckpointStore
-from agent_runtime.messages import Message, Reply, ToolSpec, encode_messages
+from agent_runtime.messages import Message, Reply, ToolSpec
 from agent_runtime.offload import SYSTEM_OFFLOAD, Job, Serial
 from agent_runtime.recovery import Found, find
+from agent_runtime.testing.crash_sweep.programs import KEY, Result, Terms, program_of
 from agent_runtime.testing.crash_sweep.rules import (
     Broken,
     Rule,
-    check_decided,
     check_epochs,
     check_growth,
     has_ended,
@@ -35,16 +33,14 @@ from agent_runtime.testing.crash_sweep.rules import (
     recorded_reply,
     starts,
 )
-from agent_runtime.testing.crash_sweep.scenario import Scenario
+from agent_runtime.testing.crash_sweep.scenario import AnyScenario
 from agent_runtime.testing.faults import FaultyStore, Life, SimulatedCrash, Where
 from agent_runtime.testing.remote import Remote
-from agent_runtime.testing.script_model import ScriptModel, check_request, without_marks
-from agent_runtime.tool_loop import KIND, LoopResult, recover_tool_loop, run_tool_loop
+from agent_runtime.testing.script_model import check_request
+from agent_runtime.tool_loop import LoopResult
 from agent_runtime.tools import RepeatRule, ToolRegistry, idempotency_key
 
 T = TypeVar("T")
-
-KEY = b"the key of all swept runs, no secret"
 
 
 class Died:
@@ -55,7 +51,7 @@ class Died:
 class Done:
     """The worker brought the run to its end."""
 
-    result: LoopResult
+    result: Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +64,17 @@ class InDoubt:
 class World:
     """One run, and all that happens to it."""
 
-    def __init__(self, scenario: Scenario, registry: ToolRegistry, store: CheckpointStore, run_id: str, commits: str) -> None:
+    def __init__(
+        self, scenario: AnyScenario, registry: ToolRegistry, store: CheckpointStore, run_id: str, commits: str
+    ) -> None:
         self.scenario = scenario
+        self.program = program_of(scenario)
         self.registry = registry
         self.store = store
         self.run_id = RunId(run_id)
         self.commits = commits
         self.remote = Remote()
-        self.model = ScriptModel(scenario.replies, vary_args=scenario.vary_args)
+        self.model = self.program.make_model()
         self.lives: list[Life] = []
         self.broken: list[Broken] = []
         self.decisions = 0
@@ -111,20 +110,13 @@ class World:
                 pass
         return ended
 
-    async def _work(self, life: Life, *, rerun: bool, is_new: bool) -> LoopResult:
+    async def _work(self, life: Life, *, rerun: bool, is_new: bool) -> Result:
         worker = _Worker(self, life, claims=_claims(self._seen))
         store = FaultyStore(self.store.reopen(), life=life)
         self._stores.append(store)
         _WORKER.set(worker)
-        entry = (
-            partial(run_tool_loop, messages=self.scenario.messages, run_id=self.run_id)
-            if is_new
-            else partial(recover_tool_loop, run_id=self.run_id, rerun_in_doubt=rerun)
-        )
-        return await entry(
-            worker.ask, self.registry, checkpoints=store, checkpoint_key=KEY, commits=self.commits, offload=_NoHeartbeat(),
-            parallel=self.scenario.parallel,
-        )  # fmt: skip
+        terms = Terms(self.run_id, store, self.commits, _NoHeartbeat())
+        return await self.program.work(worker.ask, self.registry, terms, is_new=is_new, rerun=rerun)
 
     async def close(self) -> None:
         """Let go of what the workers held, as the system does once their processes are gone."""
@@ -140,7 +132,7 @@ class World:
     async def look(self) -> Found | None:
         """The run as it is stored now, verified, and held against what was seen of it before."""
         try:
-            found = await find(self._backing, self.run_id, kind=KIND, context=None)
+            found = await find(self._backing, self.run_id, kind=self.program.kind, context=None)
         except CheckpointNotFound:
             if self._seen or self.remote.requests or self.model.calls:
                 self.fail(Rule.GROWS, "nothing is stored, though something was, or was done")
@@ -151,7 +143,7 @@ class World:
         records = found.stored.records
         self.broken += check_growth(self._seen, records)
         self.broken += check_epochs(records)
-        self.broken += check_decided(found.history)
+        self.broken += self.program.check_history(found.history)
         self._seen = records
         return found
 
@@ -170,10 +162,7 @@ class World:
         rules = {}
         for record in self._seen:
             if record.kind == RecordKind.STARTED and not record.call.endswith("/model"):
-                reply = recorded_reply(self._seen, seq_of(record.call))
-                assert reply is not None, "a call that was started was decided"
-                index = int(record.call.partition(".")[2] or 0)
-                rules[record.call] = self.registry.get(reply.tool_calls[index].name).rule
+                rules[record.call] = self.registry.get(self.program.tool_of(self._seen, record)).rule
         return rules
 
     def place(self, key: str) -> str:
@@ -182,13 +171,13 @@ class World:
 
     # Judging how a worker ended.
 
-    def _check_done(self, result: LoopResult, after: Found | None, doubts: frozenset[str]) -> None:
+    def _check_done(self, result: Result, after: Found | None, doubts: frozenset[str]) -> None:
         if doubts:
             self.fail(Rule.NAMED_DOUBTS, f"{sorted(doubts)} were in doubt, and the run went on without a decision")
         row = None if after is None else after.stored.row
-        if row is None or row.status != RunStatus.DONE or row.owner != NO_OWNER:
+        if row is None or row.status not in (RunStatus.DONE, RunStatus.FAILED) or row.owner != NO_OWNER:
             self.fail(Rule.END_FIRST, f"the result was given out, and the run's row says {row and RunStatus(row.status).name}")
-        if result.llm_calls < self.model.calls:
+        if isinstance(result, LoopResult) and result.llm_calls < self.model.calls:
             self.fail(Rule.SPEND, f"{self.model.calls} requests were made, and {result.llm_calls} are recorded")
 
     def _check_in_doubt(self, calls: frozenset[str], after: Found | None, doubts: frozenset[str]) -> None:
@@ -216,10 +205,9 @@ class World:
         """How often each call happened, by its place: counted at the remote."""
         return Counter(self.place(effect.key) for effect in self.remote.effects)
 
-    def state(self, result: LoopResult) -> str:
-        """What a run came to, as text in which nothing tells how often something was asked for."""
-        plain = {"status": result.status, "output": result.output, "messages": encode_messages(result.messages)}
-        return without_marks(json.dumps(plain, sort_keys=True)).replace(self.run_id, "RUN")
+    def state(self, result: Result) -> str:
+        """What a run came to, as text in which nothing tells how often something was asked for, nor in which run."""
+        return self.program.state(result).replace(self.run_id, "RUN")
 
 
 class _Worker:
@@ -263,8 +251,7 @@ class _Worker:
         self._check_intent(records, call, tool, Rule.INTENT_FIRST)
         if has_ended(records, call):
             self._world.fail(Rule.ENDED_ONCE, f"call {call} has ended, and was made again")
-        if recorded_reply(records, seq_of(call)) is None:
-            self._world.fail(Rule.REPLY_FIRST, f"call {call} was made, and the reply that decided it is not durable")
+        self._world.broken += self._world.program.check_call(records, call)
 
     def _check_intent(self, records: Sequence[StoredRecord], call: str, tool: str, rule: Rule) -> None:
         made = self._made[call, tool] = self._made[call, tool] + 1
