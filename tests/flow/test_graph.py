@@ -72,6 +72,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a plain function that takes run": (lambda: Flow("f", state=Order).node("a", not_async), "it is async"),
     "what is no function": (lambda: Flow("f", state=Order).node("a", "lookup"), "its work is a Call"),  # type: ignore[arg-type]
     "a state that is no model": (lambda: Flow("f", state=dict), "pydantic model"),  # type: ignore[type-var]
+    "an inner flow over a reducer": (lambda: start().node("b", chain(LOOK)), "field 'notes' has a reducer"),
     "a flow inside that is not complete": (lambda: start().node("b", start()), "is not complete"),
     "enter= for a call": (lambda: start().node("b", LOOK, enter=lambda order: order), "are for an inner flow"),
     "a flow in a map": (
@@ -148,8 +149,8 @@ def test_other_functions_in_the_same_places_are_the_same_graph() -> None:
 
 
 def test_a_change_inside_an_inner_flow_is_named_with_its_way() -> None:
-    before = Flow("outer", state=Order).node("in", chain(LOOK)).end("in")
-    after = Flow("outer", state=Order).node("in", chain(MAIL)).end("in")
+    before = Flow("outer", state=Order).node("in", chain(LOOK), writes=["note"]).end("in")
+    after = Flow("outer", state=Order).node("in", chain(MAIL), writes=["note"]).end("in")
     assert differences(before.described, after.described) == ["node 'in/n0': tool was 'lookup' and is 'email'"]
 
 
@@ -157,7 +158,7 @@ def test_mermaid_draws_calls_conditions_joins_errors_ends_and_inner_flows() -> N
     flow = (
         Flow("all", state=Order)
         .node("a", LOOK, on_error="e")
-        .node("b", chain(MAIL))
+        .node("b", chain(MAIL), writes=["note"])
         .map("m", Call("lookup"), over="names", into="found")
     )
     flow.node("e", plain).node("j", plain)

@@ -239,7 +239,7 @@ async def test_node_code_may_catch_what_a_call_failed_with_and_else_the_node_has
 async def test_one_item_that_fails_fails_its_map_and_an_inner_flow_that_fails_fails_its_node() -> None:
     each = Call("lookup", args=lambda order, name: {"name": name})
     inner = Flow("in", state=Order).map("see", each, over="names", into="found").end("see")
-    flow = Flow("f", state=Order).node("in", inner).end("in")
+    flow = Flow("f", state=Order).node("in", inner, writes=["found"]).end("in")
     result = await end_of(flow, Order(names=["a"]), refusing())
     assert result.error == ("in/see", "lookup", "ToolError", "not today")
 
@@ -382,7 +382,7 @@ async def test_what_no_run_can_start_from_is_refused_and_nothing_is_written(plac
     flow = chain(LOOK)
     changed = Order()
     changed.amount = "x"  # type: ignore[assignment]
-    unknown = Flow("f", state=Order).node("in", chain(Call("fly"))).end("in")
+    unknown = Flow("f", state=Order).node("in", chain(Call("fly")), writes=["note"]).end("in")
     for work, told in (
         (run(worker, bench.registry, flow, Strict()), "starts from a Order, found Strict"),
         (run(worker, bench.registry, flow, changed), "the state that was given does not fit Order: amount"),

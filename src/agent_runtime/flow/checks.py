@@ -119,6 +119,12 @@ def check_node(shape: StateShape[Any], node: Node) -> None:
     if isinstance(node.work, Code | Inner):
         for field in node.work.writes or ():
             check_field(shape, node.name, "writes", field)
+    if isinstance(node.work, Inner) and node.work.leave is None:
+        for field in sorted(set(node.work.carried_out(shape)) & set(shape.reducers)):
+            raise FlowError(
+                f"node {node.name!r}: field {field!r} has a reducer, and its flow inside has one of that name; say "
+                "with leave= what it gives to it, or leave it out of writes="
+            )
     if isinstance(node.work, Mapped) and isinstance(node.work.over, str):
         check_field(shape, node.name, "over", node.work.over)
     if node.max_visits is not None and (type(node.max_visits) is not int or node.max_visits < 1):

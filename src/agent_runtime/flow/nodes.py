@@ -55,6 +55,11 @@ class Inner:
     leave: Callable[[Any, Any], Mapping[str, object] | None] | None = None
     writes: tuple[str, ...] | None = None
 
+    def carried_out(self, shape: StateShape[Any]) -> list[str]:
+        """The fields that its end changes outside where `leave` does not say: those of one name that it may write."""
+        shared = [name for name in self.graph.shape.fields if name in shape.fields]
+        return shared if self.writes is None else [name for name in shared if name in self.writes]
+
 
 Work: TypeAlias = Call | Code | Mapped | Inner
 

@@ -257,5 +257,5 @@ def _leave(graph: Graph, place: Place, inner: Inner, state: Any, ended: Any) -> 
             return inner.leave(state, ended) or {}
         except Exception as error:
             raise FlowError(f"`leave` of {place.told} raised {type(error).__name__}: {error}") from error
-    shared = [name for name in inner.graph.shape.fields if name in graph.shape.fields]
-    return {name: getattr(ended, name) for name in shared if getattr(ended, name) != getattr(state, name)}
+    carried = inner.carried_out(graph.shape)
+    return {name: getattr(ended, name) for name in carried if getattr(ended, name) != getattr(state, name)}

@@ -41,7 +41,7 @@ async def sweep(
     called after each cell.
     """
     rows = []
-    with _quiet_about_the_dead():
+    with quiet_about_the_dead():
         for mode in commits:
             store = await make_store()
             try:
@@ -146,7 +146,7 @@ def _describe(deaths: Deaths) -> str:
 
 
 @contextmanager
-def _quiet_about_the_dead() -> Iterator[None]:
+def quiet_about_the_dead() -> Iterator[None]:
     """Keep the loop from reporting tasks that died with their worker: nobody was left to await them."""
     loop = asyncio.get_running_loop()
     before = loop.get_exception_handler()
