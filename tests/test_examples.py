@@ -49,7 +49,7 @@ def start(example: str, folder: Path) -> list[str]:
 
 
 def test_every_example_is_run_here() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(KEY_LINES) | {"smallest", "own_store", "sweep"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(KEY_LINES) | {"smallest", "own_store", "sweep", "tickets"}
 
 
 @pytest.mark.parametrize("example", KEY_LINES)
@@ -62,6 +62,17 @@ def test_an_example_prints_what_it_is_about_and_leaves_nothing_behind(example: s
 def test_the_smallest_program_started_again_gives_the_stored_result_and_asks_nobody(tmp_path: Path) -> None:
     assert start("smallest", tmp_path) == ["the model is asked", "the model is asked", "done - The sum is 42."]
     assert start("smallest", tmp_path) == ["done - The sum is 42."]
+
+
+def test_the_tickets_are_sold_once_and_started_again_it_gives_the_stored_result(tmp_path: Path) -> None:
+    sold = [
+        "done - mailed tickets for Hamlet",
+        "held 2 seats for Hamlet [order-7:0/hold]",
+        "charged 80 for Hamlet [order-7:1/pay]",
+        "mailed tickets for Hamlet [order-7:2/send]",
+    ]
+    assert start("tickets", tmp_path) == sold
+    assert start("tickets", tmp_path) == sold
 
 
 def test_the_example_store_passes_every_case_of_the_contract_and_a_worse_one_does_not(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agent_runtime.errors import (
         AgentRuntimeError,
+        CallFailed,
         CheckpointConflict,
         CheckpointNotFound,
         CheckpointStoreCorrupt,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     )
     from agent_runtime.events import Event, Sink
     from agent_runtime.executor import Executor
-    from agent_runtime.flow.calls import CallFailed, NodeRun
+    from agent_runtime.flow.calls import NodeRun
     from agent_runtime.flow.graph import Flow
     from agent_runtime.flow.nodes import Call
     from agent_runtime.flow.runner import FlowResult, FlowRunner
@@ -65,14 +66,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "errors": (
-        "AgentRuntimeError", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt", "FlowError",
-        "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict", "NotSent",
-        "RecoveryNeedsDecision", "RunQuarantined", "StepLimitReached", "StoreRefused", "StoreUnavailable",
+        "AgentRuntimeError", "CallFailed", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt",
+        "FlowError", "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict",
+        "NotSent", "RecoveryNeedsDecision", "RunQuarantined", "StepLimitReached", "StoreRefused", "StoreUnavailable",
         "ToolDefinitionError", "ToolError", "UnknownKey", "UnknownTool", "Unrecordable", "VerdictRefused",
     ),
     "events": ("Event", "Sink"),
     "executor": ("Executor",),
-    "flow.calls": ("CallFailed", "NodeRun"),
+    "flow.calls": ("NodeRun",),
     "flow.graph": ("Flow",),
     "flow.nodes": ("Call",),
     "flow.runner": ("FlowResult", "FlowRunner"),

@@ -18,6 +18,7 @@
     ├── Unrecordable             the tool's author: return something that can be stored
     ├── StepLimitReached         the run's author: the model asked for more replies than allowed
     ├── FlowError                the flow's author: the graph is wrong, or has changed
+    ├── CallFailed               the flow's author: a tool answered a node's call with an error; catch it, or lead it on
     ├── ToolError                raised by a tool: this is its answer, and the model sees it
     └── NotSent                  raised by a tool: nothing went out
 
@@ -184,6 +185,16 @@ class StepLimitReached(AgentRuntimeError):
 
 class FlowError(AgentRuntimeError):
     """The flow is wrong, or its graph changed since the checkpoint was saved."""
+
+
+class CallFailed(AgentRuntimeError):
+    """A tool answered a call of a node with an error. Node code may catch it; else the node has failed."""
+
+    def __init__(self, tool: str, error_type: str, message: str) -> None:
+        self.tool = tool
+        self.error_type = error_type
+        self.message = message
+        super().__init__(f"tool {tool!r} answered with {error_type}: {message}")
 
 
 class ToolError(AgentRuntimeError):

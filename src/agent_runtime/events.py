@@ -23,7 +23,8 @@ class Event:
     | `run.started` | `kind`, `step` |
     | `run.claimed` | `kind`, `step`, `epoch`, `why` |
     | `run.recovered` | `kind`, `step`, `replayed` (calls), `rerun` (calls in doubt) |
-    | `checkpoint.saved` | `kind` (`flow` or `loop`), `step`, `status`, `stage` (`reply` or `results`) |
+    | `checkpoint.saved` | `kind` (`flow` or `loop`), `step`, `status`, `stage` or `flow`, `unreplayed` |
+    | `recovery.progress` | `kind`, `flow`, `outcome`, `recovered`, `found` |
     | `decision.made`, `decision.replayed` | `seq`, `calls` (tool and args of each), `llm_calls` |
     | `call.started`, `call.done`, `call.in_doubt`, `call.settled` | `step`, `call`, `tool`, `key`, `attempt`, `duration`, … |
     | `run.quarantined` | `kind`, `step`, `attempts`, `why` |

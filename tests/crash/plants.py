@@ -12,6 +12,8 @@ from typing import Any
 from agent_runtime import lease, recovery, tool_loop
 from agent_runtime.doubts import Decisions
 from agent_runtime.executor import Ending, Executor, Siblings
+from agent_runtime.flow.calls import Calls
+from agent_runtime.flow.saved import Keeper
 from agent_runtime.ids import CallId
 from agent_runtime.journal.journal import Journal
 from agent_runtime.journal.records import RecordKind, StoredRow
@@ -168,6 +170,21 @@ def the_dead_are_thought_alive() -> None:
     _replace(lease, "is_dead", lambda original: lambda *args, **options: False)
 
 
+def a_superstep_is_not_saved() -> None:
+    _replace(Keeper, "keep", _does_nothing_with)
+
+
+def _does_nothing_with(original: object) -> Callable[..., Awaitable[None]]:
+    async def broken(*given: object) -> None:
+        return None
+
+    return broken
+
+
+def a_recorded_call_is_taken_for_another() -> None:
+    _replace(Calls, "_is_same", lambda original: lambda *given: False)
+
+
 PLANTS = {
     plant.put.__name__: plant
     for plant in (
@@ -186,6 +203,8 @@ PLANTS = {
         Plant(arguments_are_changed, frozenset({Rule.AS_DECIDED})),
         Plant(results_are_out_of_order, frozenset({Rule.VALID_REQUEST})),
         Plant(the_dead_are_thought_alive, frozenset({Rule.REACHES_END})),
+        Plant(a_superstep_is_not_saved, frozenset({Rule.SAVED_FIRST}), "flow: one after another"),
+        Plant(a_recorded_call_is_taken_for_another, frozenset({Rule.NAMED_DOUBTS}), "flow: one after another"),
     )
 }
 

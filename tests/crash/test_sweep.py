@@ -11,17 +11,26 @@ import pytest
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
-from agent_runtime.testing.crash_sweep import SCENARIOS, SHORT_SCENARIOS, Row, Scenario, SweepReport, sweep
+from agent_runtime.testing.crash_sweep import (
+    FLOWS,
+    SCENARIOS,
+    SHORT_SCENARIOS,
+    FlowScenario,
+    Row,
+    Scenario,
+    SweepReport,
+    sweep,
+)
 from agent_runtime.testing.crash_sweep.__main__ import main
 from agent_runtime.testing.crash_sweep.matrix import plan
 from agent_runtime.testing.faults import Where
 
-BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *SHORT_SCENARIOS)}
+BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *FLOWS, *SHORT_SCENARIOS)}
 
 
 @pytest.mark.parametrize("commits", ["grouped", "each"])
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
-@pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])
+@pytest.mark.parametrize("name", [scenario.name for scenario in (*SCENARIOS, *FLOWS)])
 async def test_a_run_recovers_from_a_death_at_every_moment(name: str, store: str, commits: str, tmp_path: Path) -> None:
     report = await _sweep(BY_NAME[name], store, commits, tmp_path, depth=1)
     [row] = report.rows
@@ -32,7 +41,10 @@ async def test_a_run_recovers_from_a_death_at_every_moment(name: str, store: str
     ]
 
 
-@pytest.mark.parametrize(("name", "commits"), [("three side by side", "grouped"), ("one doubt", "each")])
+@pytest.mark.parametrize(
+    ("name", "commits"),
+    [("three side by side", "grouped"), ("one doubt", "each"), ("flow: one after another", "grouped")],
+)
 async def test_a_recovery_recovers_from_its_own_death_at_every_moment(name: str, commits: str, tmp_path: Path) -> None:
     report = await _sweep(BY_NAME[name], "memory", commits, tmp_path, depth=2)
     assert report.holds, str(report)
@@ -102,7 +114,7 @@ def test_the_command_refuses_what_it_does_not_know(wrong: list[str], capsys: pyt
     assert wrong[0] in capsys.readouterr().err
 
 
-async def _sweep(scenario: Scenario, store: str, commits: str, folder: Path, *, depth: int) -> SweepReport:
+async def _sweep(scenario: Scenario | FlowScenario, store: str, commits: str, folder: Path, *, depth: int) -> SweepReport:
     async def make_store() -> CheckpointStore:
         return MemoryCheckpointStore() if store == "memory" else SQLiteCheckpointStore(folder / "runs.db")
 

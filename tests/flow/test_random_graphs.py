@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agent_runtime.flow.calls import CallFailed, NodeRun
+from agent_runtime.errors import CallFailed
+from agent_runtime.flow.calls import NodeRun
 from agent_runtime.flow.graph import Flow
 from agent_runtime.flow.nodes import Call
 from agent_runtime.flow.state import append

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import (
+    CallFailed,
     CheckpointConflict,
     CheckpointNotFound,
     FlowError,
@@ -19,7 +20,7 @@ from agent_runtime.errors import (
     RecoveryNeedsDecision,
     RunQuarantined,
 )
-from agent_runtime.flow.calls import CallFailed, NodeRun
+from agent_runtime.flow.calls import NodeRun
 from agent_runtime.flow.graph import Flow
 from agent_runtime.flow.nodes import Call
 from agent_runtime.flow.runner import FlowResult

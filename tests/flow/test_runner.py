@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, ConfigDict, computed_field, field_validator
 
-from agent_runtime.errors import CheckpointConflict, FlowError, InvalidSetting, ToolError, Unrecordable
+from agent_runtime.errors import CallFailed, CheckpointConflict, FlowError, InvalidSetting, ToolError, Unrecordable
 from agent_runtime.executor import Executor
-from agent_runtime.flow.calls import CallFailed, NodeRun
+from agent_runtime.flow.calls import NodeRun
 from agent_runtime.flow.graph import Flow
 from agent_runtime.flow.nodes import Call
 from agent_runtime.flow.runner import FlowResult, FlowRunner
 from agent_runtime.flow.state import append, extend
-from agent_runtime.journal.records import NO_OWNER, RunStatus
+from agent_runtime.journal.records import NO_OWNER, RecordKind, RunStatus
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.telemetry import HistorySink
 from tests.bench import KEY, Bench, Counting, Place, Worker, error_of
@@ -415,6 +415,26 @@ async def test_an_id_in_use_is_a_conflict_and_nothing_of_the_flow_was_run(place:
 # What it costs, and tells.
 
 
+async def test_no_result_reaches_node_code_before_it_is_durable_and_no_node_starts_before_the_last_superstep_is_saved(
+    place: Place,
+) -> None:
+    seen: list[tuple[list[str], bool]] = []
+
+    async def look(order: Order, run: NodeRun) -> None:
+        for at in range(3):
+            stored = await place.load("run")
+            ended = [record.call for record in stored.records if record.kind == RecordKind.DONE]
+            seen.append((ended, stored.checkpoint is not None))
+            if at < 2:
+                await asyncio.gather(run.call("charge_i", amount=at), run.call("lookup", name="x"))
+
+    flow = Flow("f", state=Order).node("pay", CHARGE).node("look", look).edge("pay", "look").end("look")
+    await run(Worker(place), Bench().registry, flow)
+    assert [(set(ended), saved) for ended, saved in seen] == [
+        ({"0/pay", *(f"1/look.{at}" for at in range(2 * calls))}, True) for calls in range(3)
+    ]
+
+
 async def test_a_superstep_with_one_idempotent_call_costs_two_commits(place: Place) -> None:
     async def commits(supersteps: int) -> int:
         counting, worker = Counting(place.open()), Worker(place)
@@ -476,3 +496,59 @@ async def test_a_failed_run_says_where_and_why(place: Place) -> None:
 def test_the_reducers_that_come_along() -> None:
     held: list[str] = ["a"]
     assert (append(held, "b"), extend(held, ["b", "c"]), held) == (["a", "b"], ["a", "b", "c"], ["a"])
+
+
+async def test_a_worker_that_is_cancelled_stops_its_calls_and_leaves_the_run_to_the_next(place: Place) -> None:
+    bench, entered = Bench(), asyncio.Event()
+
+    async def hang(tool: str, args: dict[str, object]) -> None:
+        if bench.entered["charge_i"] == 1:
+            entered.set()
+            await asyncio.Event().wait()
+
+    async def leave_one_running(order: Order, run: NodeRun) -> dict[str, object]:
+        call = asyncio.ensure_future(run.call("charge_i", amount=1))
+        await entered.wait()
+        return {"note": "left" if not call.done() else "ended"}
+
+    bench.after = hang
+    flow = Flow("f", state=Order).node("a", leave_one_running).end("a")
+    working = asyncio.ensure_future(run(Worker(place), bench.registry, flow))
+    await entered.wait()
+    await asyncio.sleep(0)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    row = (await place.load("run")).row
+    assert (row.status, row.owner) == (RunStatus.RUNNING, NO_OWNER)
+    result = await recover(Worker(place), bench.registry, flow)
+    assert (result.status, result.rerun, bench.effects) == ("done", 1, 1)
+
+
+async def test_node_code_that_lets_a_cancellation_of_its_own_out_is_named_and_its_call_ends(place: Place) -> None:
+    async def careless(order: Order, run: NodeRun) -> None:
+        call = asyncio.ensure_future(run.call("charge_i", amount=1))
+        await asyncio.sleep(0)
+        call.cancel()
+        await call
+
+    bench = Bench()
+    error = await error_of(run(Worker(place), bench.registry, Flow("f", state=Order).node("a", careless).end("a")))
+    assert isinstance(error, FlowError)
+    assert "let the cancellation" in str(error)
+    assert bench.effects == 1
+    assert [r.call for r in (await place.load("run")).records if r.kind == RecordKind.DONE] == ["0/a.0"]
+
+
+async def test_a_state_with_what_is_computed_from_its_fields_is_stored_without_it() -> None:
+    class Total(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        amount: int = 1
+
+        @computed_field  # type: ignore[prop-decorator]
+        @property
+        def double(self) -> int:
+            return 2 * self.amount
+
+    result = await end_of(Flow("f", state=Total).node("a", lambda state: {"amount": state.double}).end("a"), Total())
+    assert (result.state.amount, result.state.double) == (2, 4)

@@ -18,28 +18,13 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from agent_runtime import codec
 from agent_runtime.doubts import make_doubt, read_asked
-from agent_runtime.errors import AgentRuntimeError, FlowError, InvalidArguments, UnknownTool, Unrecordable
+from agent_runtime.errors import CallFailed, FlowError, InvalidArguments, UnknownTool, Unrecordable
 from agent_runtime.executor import CallInDoubt, Ending, Executor, Siblings
-from agent_runtime.flow.superstep import NodeError
 from agent_runtime.ids import CallId, RunId
 from agent_runtime.journal.records import RecordKind
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import IN_DOUBT, CallState, Settlement
 from agent_runtime.run import Run
-
-
-class CallFailed(AgentRuntimeError):
-    """A tool answered a call of a node with an error. Node code may catch it; else the node has failed."""
-
-    def __init__(self, tool: str, error_type: str, message: str) -> None:
-        self.tool = tool
-        self.error_type = error_type
-        self.message = message
-        super().__init__(f"tool {tool!r} answered with {error_type}: {message}")
-
-    def of(self, node: str) -> NodeError:
-        """The same as what a node failed with."""
-        return NodeError(node, self.tool, self.error_type, self.message)
 
 
 class Halt(BaseException):
@@ -222,10 +207,14 @@ class NodeRun:
         return (await asyncio.shield(self._spawn(self._make(place, tool, args)))).value
 
     async def close(self) -> None:
-        """Every call that was begun has ended when this returns."""
+        """Every call that was begun has ended when this returns; where this worker is being stopped, it was stopped too."""
         self._is_over = True
-        while pending := [task for task in self._tasks if not task.done()]:
-            await asyncio.wait(pending)
+        try:
+            while pending := [task for task in self._tasks if not task.done()]:
+                await asyncio.wait(pending)
+        except asyncio.CancelledError:
+            await self.cancel()
+            raise
 
     async def cancel(self) -> None:
         """This worker is being stopped: so are its calls."""

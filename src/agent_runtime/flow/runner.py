@@ -32,7 +32,9 @@ from agent_runtime.flow.work import MAX_SUPERSTEPS, work_superstep
 from agent_runtime.ids import RunId, check_run_id
 from agent_runtime.journal.journal import Commits
 from agent_runtime.journal.records import RecordKind, RunStatus
+from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.seal import CheckpointKey
+from agent_runtime.journal.states import IN_DOUBT
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.recovery import Found, reopen
@@ -234,7 +236,6 @@ class FlowRunner:
         graph = flow.graph
         replayed = again = 0
         gate = asyncio.Semaphore(self._parallel)
-        run.lives = _lives_of(run, position.superstep)
         while not position.is_over:
             await run.barrier()  # what the calls gave reaches a node's code only once it is durable
             calls = Calls(
@@ -303,6 +304,7 @@ class _Reader(Generic[S]):
         self.saved = saved = read_saved(found)
         graph = self._flow.graph
         self.position = saved.position or first_position(graph)
+        found.history.lives = _lives_of(found.history.lives, self.position.superstep)
         if found.status.is_final or saved.digest == self._flow.digest:
             self.fields, self.state = saved.fields, graph.shape.thaw(saved.fields)
             return
@@ -345,9 +347,9 @@ class _Reader(Generic[S]):
             raise FlowError(f"run {run_id!r} {where} node {gone[0]!r}, which the graph has no more; keep a node of that name")
 
 
-def _lives_of(run: Run, superstep: int) -> dict[str, Any]:
-    """What the journal holds of the superstep that was cut short; what was before it is over."""
-    return {call: life for call, life in run.lives.items() if call.startswith(f"{superstep}/")}
+def _lives_of(lives: Mapping[str, CallLife], superstep: int) -> dict[str, CallLife]:
+    """What the journal holds of the superstep that was cut short; what was before it is over, but for a doubt."""
+    return {call: life for call, life in lives.items() if call.startswith(f"{superstep}/") or life.state in IN_DOUBT}
 
 
 def _settle(calls: Calls, outcomes: Mapping[str, Any]) -> Mapping[str, Any] | None:

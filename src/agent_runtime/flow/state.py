@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, RootModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError
 
@@ -75,7 +75,9 @@ class StateShape(Generic[S]):
     def freeze(self, state: S) -> tuple[Fields, S]:
         """Each field as bytes, and the state that they give back, which is equal; else `Unrecordable`."""
         try:
-            plain = self._adapter.dump_python(state, mode="json", warnings="error", by_alias=True)
+            plain = self._adapter.dump_python(
+                state, mode="json", warnings="error", by_alias=True, exclude_computed_fields=True
+            )
             codec.check_plain(plain)
             fields = {name: codec.encode_checked(value) for name, value in plain.items()}
             again = self._read(fields)
@@ -107,8 +109,8 @@ class StateShape(Generic[S]):
 
 
 def is_model(value: object) -> bool:
-    """Whether it is a class of pydantic's models."""
-    return isinstance(value, type) and issubclass(value, BaseModel)
+    """Whether it is a model of pydantic's that has fields."""
+    return isinstance(value, type) and issubclass(value, BaseModel) and not issubclass(value, RootModel)
 
 
 def _reducer(metadata: list[Any]) -> Reducer | None:

@@ -13,6 +13,7 @@ from agent_runtime.errors import CheckpointConflict, RunQuarantined
 from agent_runtime.events import emit as announce
 from agent_runtime.ids import RunId
 from agent_runtime.run import Backing
+from agent_runtime.side_by_side import run_all
 
 R = TypeVar("R")
 
@@ -47,9 +48,7 @@ class Unfinished(Generic[R]):
                 self._results[run_id] = result = await self._end_of(run_id, deadline)
                 self._tell(run_id, result)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(work())
+        await run_all([work() for _ in range(at_once)])
         return dict(sorted(self._results.items()))
 
     async def _runs(self) -> AsyncIterator[RunId]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, assert_never
 
-from agent_runtime.errors import FlowError
-from agent_runtime.flow.calls import CallFailed, Calls, Halt, NodeRun, Planned
+from agent_runtime.errors import CallFailed, FlowError
+from agent_runtime.executor import is_being_cancelled
+from agent_runtime.flow.calls import Calls, Halt, NodeRun, Planned
 from agent_runtime.flow.nodes import Call, Code, Graph, Inner, Mapped, Node
 from agent_runtime.flow.superstep import (
     Failed,
@@ -56,9 +58,11 @@ async def work_superstep(
 ) -> Mapping[str, Outcome] | None:
     """What each node of the frontier came to; None where a call is in doubt, and all others have ended."""
     check_writers(graph, position.frontier)
-    try:
-        jobs = [_prepare(calls, graph, Place(prefix, graph.nodes[name], graph.name), state) for name in position.frontier]
-    except Halt:
+    jobs = []
+    for name in position.frontier:
+        with suppress(Halt):  # the others are looked at all the same, so that every doubt is named
+            jobs.append(_prepare(calls, graph, Place(prefix, graph.nodes[name], graph.name), state))
+    if calls.doubts:
         return None
     if len(jobs) == 1:
         outcomes = [await _end(jobs[0])]
@@ -75,7 +79,7 @@ async def _end(job: Job) -> Outcome | None:
     try:
         return Wrote(await job.work())
     except CallFailed as failed:
-        return Failed(failed.of(name))
+        return Failed(NodeError(name, failed.tool, failed.error_type, failed.message))
     except _InnerFailed as failed:
         return Failed(failed.error._replace(node=f"{name}/{failed.error.node}"))
     except Halt:
@@ -191,9 +195,11 @@ async def _run_code(calls: Calls, place: Place, at: str, code: Code, given: tupl
     try:
         returned = code.function(*given, handle) if code.takes_run else code.function(*given)
         return await returned if inspect.isawaitable(returned) else returned
-    except asyncio.CancelledError:
-        await handle.cancel()
-        raise
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            await handle.cancel()
+            raise
+        raise FlowError(f"{place.told} let the cancellation of something that it waited for out of its function") from error
     except (CallFailed, Halt):
         raise
     except Exception as error:

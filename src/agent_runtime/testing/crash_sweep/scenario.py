@@ -9,8 +9,8 @@ from typing import Annotated, Any, Protocol, TypeAlias
 
 from pydantic import BaseModel
 
-from agent_runtime.errors import ToolError
-from agent_runtime.flow.calls import CallFailed, NodeRun
+from agent_runtime.errors import CallFailed, ToolError
+from agent_runtime.flow.calls import NodeRun
 from agent_runtime.flow.graph import Flow
 from agent_runtime.flow.nodes import Call
 from agent_runtime.flow.state import append
