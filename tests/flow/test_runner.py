@@ -508,6 +508,7 @@ async def test_a_worker_that_is_cancelled_stops_its_calls_and_leaves_the_run_to_
 
     async def leave_one_running(order: Order, run: NodeRun) -> dict[str, object]:
         call = asyncio.ensure_future(run.call("charge_i", amount=1))
+        await asyncio.sleep(0)  # it is begun
         await entered.wait()
         return {"note": "left" if not call.done() else "ended"}
 

@@ -108,7 +108,7 @@ class FlowRunner:
         fields, checked = flow.shape.freeze(flow.shape.check(state))
         opened = given(fields, flow.described)
         run = start(self._backing, known_id, kind=KIND, name=flow.name, context=ctx, given=opened)
-        keeper = Keeper(run, flow.digest, fields, first_held(fields))
+        keeper = Keeper(run, flow.shape, flow.digest, fields, first_held(fields))
         try:
             return await work(run, self._work(run, flow, first_position(flow.graph), checked, keeper, rerun=False))
         except CheckpointConflict as conflict:
@@ -220,11 +220,11 @@ class FlowRunner:
     async def _go_on(self, run: Run, flow: Flow[S], reader: _Reader[S], rerun: Rerun) -> FlowResult[S]:
         saved, position, state = reader.saved, reader.position, reader.state
         if saved.digest == flow.digest:
-            keeper = Keeper(run, flow.digest, saved.fields, saved.held)
+            keeper = Keeper(run, flow.shape, flow.digest, saved.fields, saved.held)
         else:
             run.note(RecordKind.MIGRATED, body=codec.encode({"from": saved.digest, "graph": flow.described}))
             await run.barrier_if_each()
-            keeper = Keeper(run, flow.digest, {}, {})
+            keeper = Keeper(run, flow.shape, flow.digest, {}, {})
             await keeper.keep(position, reader.fields)
             await run.barrier()
         return await self._work(run, flow, position, state, keeper, rerun=rerun)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from agent_runtime import codec
 from agent_runtime.errors import CheckpointStoreCorrupt
 from agent_runtime.flow.description import Described, digest_of
-from agent_runtime.flow.state import Fields
+from agent_runtime.flow.state import Fields, StateShape
 from agent_runtime.flow.superstep import NodeError, Position
 from agent_runtime.journal.records import RecordKind
 from agent_runtime.recovery import Found
@@ -56,10 +56,11 @@ def read_saved(found: Found) -> Saved:
 class Keeper:
     """Stores the state of an open run, superstep by superstep."""
 
-    __slots__ = ("_digest", "_held", "_last", "_run")
+    __slots__ = ("_digest", "_held", "_last", "_run", "_shape")
 
-    def __init__(self, run: Run, digest: str, fields: Fields, held: Mapping[str, int]) -> None:
+    def __init__(self, run: Run, shape: StateShape[Any], digest: str, fields: Fields, held: Mapping[str, int]) -> None:
         self._run = run
+        self._shape = shape
         self._digest = digest
         self._last = fields
         self._held = dict(held)
@@ -76,7 +77,7 @@ class Keeper:
                 await run.barrier_if_each()
         self._last = fields
         run.journal.move_to_next_step()
-        run.journal.keep_state(_write(position, fields, self._held, self._digest))
+        run.journal.keep_state(_write(self._shape, position, fields, self._held, self._digest))
 
 
 def first_held(fields: Fields) -> dict[str, int]:
@@ -84,7 +85,7 @@ def first_held(fields: Fields) -> dict[str, int]:
     return {name: _OPENED for name, data in fields.items() if len(data) >= LARGE_BYTES}
 
 
-def _write(position: Position, fields: Fields, held: Mapping[str, int], digest: str) -> bytes:
+def _write(shape: StateShape[Any], position: Position, fields: Fields, held: Mapping[str, int], digest: str) -> bytes:
     head = codec.encode_checked(
         {
             "superstep": position.superstep, "frontier": list(position.frontier), "visits": dict(position.visits),
@@ -93,8 +94,8 @@ def _write(position: Position, fields: Fields, held: Mapping[str, int], digest: 
             "held": {name: held[name] for name in fields if name in held},
         }
     )  # fmt: skip
-    parts = [codec.encode_checked(name) + b":" + data for name, data in fields.items() if name not in held]
-    return head[:-1] + b',"fields":{' + b",".join(parts) + b"}}"
+    inline = shape.join({name: data for name, data in fields.items() if name not in held})
+    return head[:-1] + b',"fields":' + inline + b"}"
 
 
 def _read(found: Found) -> Saved:

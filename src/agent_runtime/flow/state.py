@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from pydantic import BaseModel, RootModel, TypeAdapter, ValidationError
@@ -41,14 +42,12 @@ class StateShape(Generic[S]):
         except PydanticUserError as error:
             raise FlowError(f"the state {model.__name__} cannot be recorded: {error}") from error
         self.model = model
+        self.fields: Mapping[str, Any] = model.model_fields
+        """The fields of the model, by name."""
+        self._names: dict[str, bytes] = {}
         self.reducers: Mapping[str, Reducer] = {
             name: reducer for name, info in model.model_fields.items() if (reducer := _reducer(info.metadata)) is not None
         }
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """The fields of the model, by name."""
-        return self.model.model_fields
 
     def check(self, state: object) -> S:
         """The state given, checked anew; `FlowError` says what is wrong with it."""
@@ -70,7 +69,12 @@ class StateShape(Generic[S]):
 
     def copy(self, state: S) -> S:
         """An equal state that shares nothing that can be changed: what code does to it changes no other."""
-        return state.model_copy(deep=True)
+        copied = state.model_copy()
+        own = copied.__dict__
+        for name, value in own.items():
+            if type(value) not in _ATOMS:
+                own[name] = type(value)() if not value and type(value) in _CONTAINERS else deepcopy(value)
+        return copied
 
     def freeze(self, state: S) -> tuple[Fields, S]:
         """Each field as bytes, and the state that they give back, which is equal; else `Unrecordable`."""
@@ -83,7 +87,7 @@ class StateShape(Generic[S]):
             again = self._read(fields)
         except (PydanticSerializationError, ValidationError, UnicodeError, ValueError, TypeError) as error:
             raise Unrecordable("$", f"a {self.model.__name__} that its declared types do not give back ({error})") from error
-        where = codec.difference(state, again)
+        where = self._difference(state, again)
         if where is not None:
             raise Unrecordable(where, f"a part of {self.model.__name__} that comes back as another one")
         return fields, again
@@ -95,8 +99,33 @@ class StateShape(Generic[S]):
         except (ValidationError, ValueError, TypeError) as error:
             raise FlowError(f"the stored state does not fit {self.model.__name__} as it is now: {_told(error)}") from error
 
+    def join(self, fields: Fields) -> bytes:
+        """Fields as one object."""
+        return b"{" + b",".join([self._name(name) + data for name, data in fields.items()]) + b"}"
+
+    def _name(self, name: str) -> bytes:
+        known = self._names.get(name)
+        if known is None:
+            known = self._names[name] = codec.encode_checked(name) + b":"
+        return known
+
+    def _difference(self, state: S, again: S) -> str | None:
+        """What `codec.difference` says, which looks more closely than most fields need."""
+        ours, theirs = state.__dict__, again.__dict__
+        for name in self.fields:
+            value, other = ours[name], theirs[name]
+            if value is other:
+                continue
+            kind = type(value)
+            if kind is type(other) and (kind in _ATOMS or (kind in _CONTAINERS and not value)) and value == other:
+                continue
+            where = codec.difference(value, other, f"$.{name}")
+            if where is not None:
+                return where
+        return codec.difference(state.__pydantic_extra__, again.__pydantic_extra__)
+
     def _read(self, fields: Fields) -> S:
-        data = b"{" + b",".join(codec.encode_checked(name) + b":" + value for name, value in fields.items()) + b"}"
+        data = self.join(fields)
         if b"\\ud" in data:
             return self._adapter.validate_python(codec.decode(data))
         return self._adapter.validate_json(data)
@@ -106,6 +135,10 @@ class StateShape(Generic[S]):
             return self._adapter.validate_python(values, by_name=True, by_alias=True)
         except ValidationError as error:
             raise FlowError(f"{by} does not fit {self.model.__name__}: {_told(error)}") from error
+
+
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+_CONTAINERS = frozenset({list, dict, set})
 
 
 def is_model(value: object) -> bool:
