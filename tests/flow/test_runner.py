@@ -553,3 +553,30 @@ async def test_a_state_with_what_is_computed_from_its_fields_is_stored_without_i
 
     result = await end_of(Flow("f", state=Total).node("a", lambda state: {"amount": state.double}).end("a"), Total())
     assert (result.state.amount, result.state.double) == (2, 4)
+
+
+async def test_calls_in_a_task_group_fail_their_node_as_the_first_of_them_and_end_before_it_does() -> None:
+    async def grouped(order: Order, run: NodeRun) -> None:
+        async with asyncio.TaskGroup() as group:
+            for name in ("lookup", "charge_i", "lookup"):
+                group.create_task(run.call(name, **({"amount": 1} if name == "charge_i" else {"name": "x"})))
+
+    bench = refusing()
+    result = await end_of(Flow("f", state=Order).node("a", grouped).end("a"), None, bench)
+    assert (result.status, result.error) == ("failed", ("a", "lookup", "ToolError", "not today"))
+    assert bench.effects == 1
+
+
+async def test_a_group_with_another_error_in_it_is_a_bug_as_that_error_is() -> None:
+    async def grouped(order: Order, run: NodeRun) -> None:
+        raise ExceptionGroup("both", [CallFailed("lookup", "ToolError", "no"), KeyError("a bug")])
+
+    error = await error_of(end_of(Flow("f", state=Order).node("a", grouped).end("a")))
+    assert isinstance(error, ExceptionGroup)
+
+
+async def test_a_function_may_give_run_a_default() -> None:
+    async def either(order: Order, run: NodeRun | None = None) -> dict[str, object]:
+        return {"note": "alone" if run is None else await run.call("lookup", name="x")}
+
+    assert (await end_of(Flow("f", state=Order).node("a", either).end("a"))).state.note == "what is known of x"

@@ -231,3 +231,16 @@ def test_what_is_told_of_a_state_that_does_not_fit_never_holds_its_values() -> N
     with pytest.raises(FlowError) as refused:
         shape.build({"amount": "a secret"}, by="it")
     assert "a secret" not in str(refused.value)
+
+
+async def test_a_state_larger_than_a_checkpoint_may_be_is_refused_before_it_is_saved(place: Place) -> None:
+    class Wide(BaseModel):
+        one: str = ""
+        two: str = ""
+
+    half = "x" * (codec.MAX_BYTES // 2 + 1)
+    flow = Flow("f", state=Wide).node("a", lambda state: {"one": half, "two": half}).end("a")
+    error = await error_of(run(Worker(place), Bench().registry, flow, Wide()))
+    assert isinstance(error, Unrecordable)
+    assert "more than the" in str(error)
+    assert (await place.load("run")).checkpoint is None

@@ -105,9 +105,9 @@ def test_a_worker_that_was_stopped_and_goes_on_after_another_took_its_run_starts
 
 
 def test_all_runs_of_a_killed_process_are_picked_up_and_no_finished_call_runs_again(job: Job) -> None:
-    assert work(job, "abandon", "40").code == -signal.SIGKILL
-    assert told(work(job, "recover-all")) == {"found": 40, "done": 40, "rerun": 40}
-    assert happened(job) == {"held": 40, "charged": 40, "mailed": 40}
+    assert work(job, "abandon", "200").code == -signal.SIGKILL
+    assert told(work(job, "recover-all")) == {"found": 200, "done": 200, "rerun": 200}
+    assert happened(job) == {"held": 200, "charged": 200, "mailed": 200}
     assert told(work(job, "recover-all")) == {"found": 0, "done": 0, "rerun": 0}
 
 

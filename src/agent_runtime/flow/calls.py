@@ -68,7 +68,7 @@ class Calls:
         args: Mapping[str, object],
         *,
         whose: str,
-        again: Callable[[], Mapping[str, object]] | None,
+        again: Again | None,
     ) -> Planned:
         """The call at a place with these arguments: the recorded one, or a new one.
 
@@ -133,14 +133,15 @@ class Calls:
             )
         for life in others:
             self._require_known(life, "it was started with other arguments than its node asks for now")
-        number = 0
-        while (call := f"{place}~{number}" if number else place) in self._lives or call in self._used:
-            number += 1
-        return CallId(call)
+        return CallId(_variant(place, len(self._variants(place))))
 
     def _variants(self, place: str) -> list[CallLife]:
-        start = f"{place}~"
-        return [life for call, life in self._lives.items() if call == place or call.startswith(start)]
+        """The recorded calls at a place, each with arguments of its own; they are numbered without a gap."""
+        found, number = [], 0
+        while (life := self._lives.get(_variant(place, number))) is not None:
+            found.append(life)
+            number += 1
+        return found
 
     def _is_same(self, life: CallLife, tool: str, recorded: bytes) -> bool:
         if life.call in self._used:
@@ -224,6 +225,15 @@ class NodeRun:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
+    def first_failure(self, group: BaseExceptionGroup[BaseException]) -> CallFailed | None:
+        """The first call, in the order in which they were begun, whose failure is all that a group of errors holds."""
+        if group.split(CallFailed)[1] is not None:
+            return None
+        failures = [
+            error for task in self._tasks if not task.cancelled() and isinstance(error := task.exception(), CallFailed)
+        ]
+        return failures[0] if failures else None
+
     def raise_signal(self) -> None:
         """Raise what stopped a call for good, whatever node code made of it."""
         for task in self._tasks:
@@ -250,6 +260,11 @@ def encode_args(args: object, whose: str) -> bytes:
         return codec.encode({name: args[name] for name in sorted(args)})
     except Unrecordable as error:
         raise FlowError(f"{whose} has an argument that cannot be recorded, at {error.path}: {error.found}") from error
+
+
+def _variant(place: str, number: int) -> str:
+    """The place of a call that has other arguments than those before it at this place."""
+    return f"{place}~{number}" if number else place
 
 
 def _tool_of(life: CallLife) -> str:

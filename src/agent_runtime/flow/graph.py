@@ -169,9 +169,10 @@ def _code(name: str, function: object, given: int, writes: tuple[str, ...] | Non
     except (TypeError, ValueError) as error:
         raise FlowError(f"node {name!r}: the signature of {function!r} cannot be read: {error}") from error
     stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    takes_run = len(parameters) > given and parameters[given].name == RUN_PARAMETER
     needed = [each for each in parameters if each.default is each.empty and each.kind not in stars]
-    takes_run = len(needed) == given + 1 and needed[-1].name == RUN_PARAMETER
-    if len(needed) != given + takes_run or any(each.kind is each.KEYWORD_ONLY for each in needed):
+    others = [each for each in needed if each.name != RUN_PARAMETER]
+    if len(others) != given or any(each.kind is each.KEYWORD_ONLY for each in needed):
         found = [each.name for each in needed]
         raise FlowError(f"node {name!r}: its function takes {what}, and may take `run` after that; found {found}")
     if takes_run and not is_async_callable(function):

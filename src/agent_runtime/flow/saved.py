@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agent_runtime import codec
-from agent_runtime.errors import CheckpointStoreCorrupt
+from agent_runtime.errors import CheckpointStoreCorrupt, Unrecordable
 from agent_runtime.flow.description import Described, digest_of
 from agent_runtime.flow.state import Fields, StateShape
 from agent_runtime.flow.superstep import NodeError, Position
@@ -95,7 +95,10 @@ def _write(shape: StateShape[Any], position: Position, fields: Fields, held: Map
         }
     )  # fmt: skip
     inline = shape.join({name: data for name, data in fields.items() if name not in held})
-    return head[:-1] + b',"fields":' + inline + b"}"
+    body = head[:-1] + b',"fields":' + inline + b"}"
+    if len(body) > codec.MAX_BYTES:
+        raise Unrecordable("$", f"a state of {len(body)} bytes, more than the {codec.MAX_BYTES} that a checkpoint may hold")
+    return body
 
 
 def _read(found: Found) -> Saved:

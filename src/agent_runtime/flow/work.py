@@ -203,6 +203,10 @@ async def _run_code(calls: Calls, place: Place, at: str, code: Code, given: tupl
     except (CallFailed, Halt):
         raise
     except Exception as error:
+        if isinstance(error, ExceptionGroup):
+            await handle.close()
+            if (failure := handle.first_failure(error)) is not None:  # tasks of a group raise so what a lone call raises
+                raise failure from error
         error.add_note(f"raised in {place.told}; its calls are recorded: mend it and recover the run")
         raise
     finally:
