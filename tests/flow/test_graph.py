@@ -62,6 +62,12 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: start().node("b", LOOK).node("c", MAIL).edge("a", "b").edge("a", "c").end("b", "c"),
         "'b' and 'c' run in one superstep and both write field 'note'",
     ),
+    "two failures into one field": (
+        lambda: start().node("m", plain)
+        .node("d", Call("lookup"), on_error="m", error_into="trouble").node("e", Call("email"), on_error="m", error_into="trouble")
+        .edge("a", "d").edge("a", "e").end("d", "e", "m"),
+        "'d' and 'e' run in one superstep and both write field 'trouble'",
+    ),
     "two writers that meet later": (
         lambda: start().node("b", plain).node("c", plain).node("d", LOOK).node("e", MAIL)
         .edge("a", "b").edge("a", "c").edge("b", "d").edge("c", "e").end("d", "e"),

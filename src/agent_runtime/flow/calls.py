@@ -229,10 +229,8 @@ class NodeRun:
         """The first call, in the order in which they were begun, whose failure is all that a group of errors holds."""
         if group.split(CallFailed)[1] is not None:
             return None
-        failures = [
-            error for task in self._tasks if not task.cancelled() and isinstance(error := task.exception(), CallFailed)
-        ]
-        return failures[0] if failures else None
+        errors = (None if task.cancelled() else task.exception() for task in self._tasks)
+        return next((error for error in errors if isinstance(error, CallFailed)), None)
 
     def raise_signal(self) -> None:
         """Raise what stopped a call for good, whatever node code made of it."""

@@ -76,7 +76,7 @@ def _check_joins(graph: Graph) -> None:
 def _check_writers(graph: Graph) -> None:
     """Two writers of one field that are certain to meet in a superstep; others are refused when they do."""
     for left, right in certain_pairs(graph):
-        shared = set(graph.nodes[left].writes or ()) & set(graph.nodes[right].writes or ())
+        shared = set(graph.nodes[left].touches) & set(graph.nodes[right].touches)
         for field in sorted(shared - set(graph.shape.reducers)):
             raise FlowError(
                 f"nodes {left!r} and {right!r} run in one superstep and both write field {field!r}; "

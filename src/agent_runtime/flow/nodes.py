@@ -85,6 +85,12 @@ class Node:
             case Code(writes=writes) | Inner(writes=writes):
                 return writes
 
+    @property
+    def touches(self) -> tuple[str, ...]:
+        """The fields that are known to be changed by it, or by its failure."""
+        known = self.writes or ()
+        return known if self.error_into is None else (*known, self.error_into)
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:

@@ -68,7 +68,7 @@ def check_writers(graph: Graph, frontier: tuple[str, ...]) -> None:
     """Refuse, before anything is done, nodes of one superstep that write one field without a reducer."""
     writers: dict[str, str] = {}
     for name in frontier:
-        for field in graph.nodes[name].writes or ():
+        for field in graph.nodes[name].touches:
             _claim_field(graph.shape, writers, field, name)
 
 
