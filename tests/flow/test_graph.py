@@ -64,7 +64,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "two failures into one field": (
         lambda: start().node("m", plain)
-        .node("d", Call("lookup"), on_error="m", error_into="trouble").node("e", Call("email"), on_error="m", error_into="trouble")
+        .node("d", Call("lookup"), on_error="m", error_into="trouble")
+        .node("e", Call("email"), on_error="m", error_into="trouble")
         .edge("a", "d").edge("a", "e").end("d", "e", "m"),
         "'d' and 'e' run in one superstep and both write field 'trouble'",
     ),
