@@ -580,3 +580,17 @@ async def test_a_function_may_give_run_a_default() -> None:
         return {"note": "alone" if run is None else await run.call("lookup", name="x")}
 
     assert (await end_of(Flow("f", state=Order).node("a", either).end("a"))).state.note == "what is known of x"
+
+
+async def test_node_code_cannot_swallow_a_mistake_of_its_own_call(place: Place) -> None:
+    async def swallow(order: Order, run: NodeRun) -> dict[str, object]:
+        try:
+            await run.call("lookup", name=object())
+        except Exception:
+            return {"note": "fine"}
+        return {}
+
+    error = await error_of(run(Worker(place), Bench().registry, Flow("f", state=Order).node("a", swallow).end("a")))
+    assert isinstance(error, FlowError)
+    assert "at $.name" in str(error)
+    assert (await place.load("run")).checkpoint is None

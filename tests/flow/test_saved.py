@@ -244,3 +244,19 @@ async def test_a_state_larger_than_a_checkpoint_may_be_is_refused_before_it_is_s
     assert isinstance(error, Unrecordable)
     assert "more than the" in str(error)
     assert (await place.load("run")).checkpoint is None
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+async def test_a_large_field_that_was_stored_once_and_changes_comes_back_as_it_is_now(nth: int, place: Place) -> None:
+    def change(state: Big) -> dict[str, object]:
+        return {"rounds": state.rounds + 1, "later": f"{state.rounds // 2}" * 1_000, "constant": f"{state.rounds}" * 1_000}
+
+    flow = Flow("f", state=Big).node("n", change).node("pay", Call("charge_i", args=lambda state: {"amount": 1}))
+    flow.edge("n", "pay").edge("pay", "n", when=lambda state: state.rounds < 5).end("pay")
+    bench = Bench()
+    state = Big(constant="x" * 1_000, later="y" * 1_000)
+    await run_and_die(Worker(place).killed_at(CrashPoint.AFTER_CALL, 2 * nth - 1), bench.registry, flow, state)
+    result = await recover(Worker(place), bench.registry, flow)
+    assert (result.state.later, result.state.constant) == ("2" * 1_000, "4" * 1_000)
+    stored = await recover(Worker(place), bench.registry, flow)
+    assert stored.state == result.state
