@@ -27,6 +27,7 @@ from agent_runtime.flow.runner import FlowResult
 from agent_runtime.journal.records import NO_OWNER, RecordKind, RunStatus
 from agent_runtime.run import RunContext
 from agent_runtime.telemetry import HistorySink
+from agent_runtime.testing.faults import FaultyStore, Life, Moment, SimulatedCrash, Where
 from tests.bench import Bench, Counting, Killed, NoHeartbeat, Place, Script, Worker, error_of, kill_when
 from tests.flow.desk import CHARGE, LOOK, MAIL, Order, chain, recover, run, run_and_die, runner_on, still
 
@@ -542,3 +543,30 @@ async def test_of_two_that_recover_at_the_same_moment_one_wins_and_the_other_ran
         )
         assert sorted(type(result).__name__ for result in results) == ["CheckpointConflict", "FlowResult"]
         assert (len(asked), bench.effects, bench.entered["charge_i"], bench.entered["lookup"]) == (1, 1, 2, 1)
+
+
+@pytest.mark.parametrize("commits", ["grouped", "each"])
+@pytest.mark.parametrize("superstep", [0, 1])
+async def test_a_migration_that_is_cut_short_at_any_write_is_made_again(superstep: int, commits: str, place: Place) -> None:
+    class Cents(BaseModel):
+        cents: int
+        note: str = ""
+
+    new = Flow("orders", state=Cents).node("n0", Call("charge_i", args=lambda s: {"amount": s.cents}, into="note"))
+    new.node("n1", Call("charge_i", args=lambda s: {"amount": s.cents + 1}, into="note")).edge("n0", "n1").end("n1")
+    old = chain(CHARGE, Call("charge_i", args=lambda order: {"amount": order.amount + 1}, into="note"))
+
+    def migrate(before: dict[str, Any]) -> Cents:
+        return Cents(cents=before["amount"], note=before["note"])
+
+    for number in range(1, 5):
+        for where in (Where.BEFORE_WRITE, Where.AFTER_WRITE):
+            bench, run_id = Bench(), f"{where.name}-{number}"
+            await left(place, bench, old, CrashPoint.AFTER_CALL, superstep, run_id=run_id)
+            dying = Worker(place)
+            dying.inner = FaultyStore(place.open(), life=Life(Moment(where, number)))
+            with pytest.raises(SimulatedCrash):
+                await recover(dying, bench.registry, new, run_id, migrate=migrate, commits=commits)
+            result = await recover(Worker(place), bench.registry, new, run_id, migrate=migrate)
+            assert (result.status, result.state) == ("done", Cents(cents=40, note="effect 2"))
+            assert bench.effects == 2

@@ -104,19 +104,22 @@ def _write(shape: StateShape[Any], position: Position, fields: Fields, held: Map
 def _read(found: Found) -> Saved:
     opened = found.opened["input"]
     records, checkpoint = found.stored.records, found.stored.checkpoint
-    described = opened["graph"]
-    for record in records:
-        if record.kind == RecordKind.MIGRATED:
-            described = codec.decode(record.body)["graph"]
     first: Fields = {name: codec.encode_checked(value) for name, value in opened["state"].items()}
     if checkpoint is None:
-        return Saved(None, first, first_held(first), described, digest_of(described))
+        return Saved(None, first, first_held(first), opened["graph"], digest_of(opened["graph"]))
     plain = codec.decode(checkpoint.body)
     held: dict[str, int] = plain["held"]
     fields = {name: codec.encode_checked(value) for name, value in plain["fields"].items()}
     for name, number in held.items():
         fields[name] = first[name] if number == _OPENED else records[number - 1].body
-    return Saved(_position(plain), fields, held, described, plain["graph"])
+    return Saved(_position(plain), fields, held, _graph_of(found, plain["graph"]), plain["graph"])
+
+
+def _graph_of(found: Found, digest: str) -> Described:
+    """The graph that the state was saved under: a migration that was cut short before it was saved is none."""
+    migrated = [codec.decode(each.body)["graph"] for each in found.stored.records if each.kind == RecordKind.MIGRATED]
+    [graph, *_] = [each for each in (found.opened["input"]["graph"], *migrated) if digest_of(each) == digest]
+    return dict(graph)
 
 
 def _position(plain: Mapping[str, Any]) -> Position:
