@@ -9,15 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 
 from agent_runtime.crash import CrashPoint
-from agent_runtime.errors import CheckpointStoreCorrupt, NewerFormat
 from agent_runtime.journal.records import RunStatus
-from agent_runtime.journal.seal import KeyRing, parse_key
-from agent_runtime.runs import RunReport, Runs
 from agent_runtime.stores import open_store
 from tests.chaos.actors import Crew, Remotes, Terms
+from tests.chaos.facts import read_reports
 from tests.chaos.faults import Faults
 from tests.chaos.janitor import watched
 from tests.chaos.logs import Ears
@@ -67,6 +65,7 @@ async def drive(options: Options, folder: Path, show: Show) -> Result:
         (folder / "key").write_bytes(base64.b64encode(secrets.token_bytes(KEY_BYTES)))
         (folder / "key").chmod(0o600)
         mark = secrets.token_hex(8)
+        (folder / "mark").write_text(mark)
         place = open_place(options.store, folder)
         ends.callback(place.close)
         ends.enter_context(watched(mark))
@@ -84,8 +83,8 @@ class Course:
     def __init__(self, options: Options, terms: Terms, place: Place, remotes: Remotes, show: Show) -> None:
         self._options, self._terms, self._place, self._remotes, self._show = options, terms, place, remotes, show
         self._crew = Crew(terms, remotes)
-        self._faults = Faults(terms.mark, self._crew, remotes, place)
         self._ears = Ears([*(desk.log for desk in self._crew.desks), self._crew.put_in_log])
+        self._faults = Faults(terms.mark, self._ears.heard.at_work, remotes, place)
         self._store = open_store(place.url)
         self._watch = Watch(self._store)
         self._looking: asyncio.Task[None] | None = None
@@ -96,7 +95,7 @@ class Course:
         self._done_before: dict[str, int] = {}
         self._done_meanwhile: dict[str, int] = {}
         self._acted_at: dict[str, float] = {}
-        self._deaths = self._set_aside = self._decided = 0
+        self._set_aside = self._decided = 0
 
     async def work(self) -> Result:
         """All of it."""
@@ -157,9 +156,8 @@ class Course:
             self._put_in_poison()
         ended = sum(stand.is_final for stand in self._watch.stands.values())
         if len(self._put_in) - ended < self._options.workers:
-            number = len(self._put_in)
+            number = len(self._put_in) - len(self._poison)
             death = draw_death(self._options.seed, number)
-            self._deaths += death is not None
             self._send_in(f"run-{number:05}")
             self._crew.put_in(f"run-{number:05}", death)
 
@@ -213,8 +211,9 @@ class Course:
         """Stop everybody; what does not end, and what else is left."""
         self._crew.stop()
         give_up_at = monotonic() + GONE_WITHIN_SECONDS
-        while monotonic() < give_up_at and not (self._crew.is_gone() and not self._left()):
-            sleep(TICK_SECONDS)
+        while monotonic() < give_up_at and (self._left() or not self._crew.is_gone()):
+            self._ears.listen(self._now())
+            await asyncio.sleep(TICK_SECONDS)
         self._ears.listen(self._now())
         left = [str(each) for each in self._left()]
         if self._looking is not None:
@@ -222,7 +221,7 @@ class Course:
                 await self._looking
         await self._watch.look()
         await self._store.close()
-        known = {"logs", "mended", "work", "key", "mock.db", "runs.db"}
+        known = {"logs", "mended", "work", "key", "mark", "mock.db", "runs.db"}
         files = [path for path in self._terms.folder.iterdir() if not path.name.endswith(("-wal", "-shm"))]
         left += [f"file {path.name}" for path in files if path.name not in known]
         left += [f"file {path.name} in the working directory" for path in self._terms.work.iterdir()]
@@ -233,7 +232,7 @@ class Course:
         return [each for each in find(self._terms.mark) if each.role is not Role.REMOTES]
 
     async def _judge(self, seconds: float, drained_in: float, left: list[str]) -> Result:
-        reports, corrupt = await self._read()
+        reports, corrupt = await read_reports(self._place.url, f"file:{self._terms.folder / 'key'}", list(self._watch.stands))
         cloud, created = self._remotes.ask("cloud", "/calls"), self._remotes.ask("cloud", "/created")
         facts = Facts(
             put_in=list(self._put_in), poison=self._poison, max_attempts=self._terms.max_attempts, reports=reports,
@@ -247,25 +246,10 @@ class Course:
         return Result(
             store=self._options.store, seed=self._options.seed, seconds=seconds, drained_in=drained_in, struck=struck,
             runs=len(self._put_in), claims=sum(len(report.timeline.segments) for report in reports.values()),
-            deaths_at_points=self._deaths, set_aside=self._set_aside, decided=self._decided,
+            deaths_at_points=heard.deaths, set_aside=self._set_aside, decided=self._decided,
             takeovers=find_takeovers(struck.hits, reports, heard, struck.troubles), violations=violations,
             journal=self._keep_journals(violations),
         )  # fmt: skip
-
-    async def _read(self) -> tuple[dict[str, RunReport], dict[str, str]]:
-        """Every run that is stored, verified as a whole; and those that do not verify."""
-        store = open_store(self._place.url)
-        key = KeyRing.of(parse_key(f"file:{self._terms.folder / 'key'}"))
-        runs, reports, corrupt = Runs(store, checkpoint_key=key), {}, {}
-        try:
-            for run in self._watch.stands:
-                try:
-                    reports[run] = await runs.show(run)
-                except (CheckpointStoreCorrupt, NewerFormat) as error:
-                    corrupt[run] = str(error)
-        finally:
-            await store.close()
-        return reports, corrupt
 
     def _keep_journals(self, violations: Sequence[Violation]) -> str:
         """Write down what `agent-runtime show` says of the runs in question; gives what it says of the first."""

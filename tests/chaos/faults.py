@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from tests.chaos.actors import LEASE, Crew, Remotes
+from tests.chaos.actors import LEASE, Remotes
 from tests.chaos.plan import Kind, Strike, pick_one
 from tests.chaos.processes import Found, Role, find
 from tests.chaos.stores import Place
 
 SHORTEST_FREEZE, LONGEST_FREEZE = 1.3 * LEASE, 2.5 * LEASE
-GROWN_SECONDS = 1.0
 LOCK_SECONDS = 1.5 * LEASE
 SERVER_AWAY_SECONDS = 0.4
 SETTLES_SECONDS = 1.5
@@ -46,9 +45,10 @@ class Struck:
 class Faults:
     """Strikes, and what must follow each a little later."""
 
-    def __init__(self, mark: str, crew: Crew, remotes: Remotes, place: Place) -> None:
+    def __init__(self, mark: str, at_work: set[str], remotes: Remotes, place: Place) -> None:
+        """`at_work`: the runs whose worker is known to have claimed them; a run that is hit is taken out."""
         self._mark = mark
-        self._crew = crew
+        self._at_work = at_work
         self._remotes = remotes
         self._place = place
         self._later: list[tuple[float, int, Callable[[], object]]] = []
@@ -101,14 +101,15 @@ class Faults:
         is_kill = strike.kind is Kind.KILL
         is_hit = victim.send(signal.SIGKILL) if is_kill else self._freeze([victim], strike.pick, now)
         if is_hit:
+            self._at_work.discard(victim.run)
             self.struck.hits.append(Hit(strike.kind, victim.run, victim.pid, now))
         return is_hit
 
     def _candidates(self, pick: float) -> list[Found]:
-        """Workers that had the time to begin, but for one strike in four: that one may hit a worker on its first breath."""
+        """Workers that have their run, but for one strike in four: that one may hit a worker on its first breath."""
         workers = [each for each in self._workers() if not each.is_frozen]
-        grown = [each for each in workers if each.age_seconds >= GROWN_SECONDS]
-        return grown if grown and _another(pick) < 0.75 else workers
+        at_work = [each for each in workers if each.run in self._at_work]
+        return at_work if at_work and _another(pick) < 0.75 else workers
 
     def _hit_supervisor(self, strike: Strike, now: float) -> bool:
         victim = _pick(strike.pick, [each for each in find(self._mark) if each.role is Role.SUPERVISOR])

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 CLAIMED = re.compile(r"INFO claimed run=(\S+) epoch=(\d+) ")
+STARTED = re.compile(r"INFO started run=(\S+)$")
+ENDED = re.compile(r"INFO done run=(\S+) ")
 PAUSING = re.compile(r"INFO pausing run=(\S+) seconds=(\S+) ")
-RESUMING = re.compile(r"INFO resuming run=(\S+) pid=(\d+)$")
 
 
 @dataclass(slots=True)
@@ -21,16 +22,23 @@ class Heard:
     """When a run was claimed under an epoch."""
     pauses: list[tuple[str, float]] = field(default_factory=list)
     """When a supervisor made a run wait, because its workers come to nothing."""
-    resumed: int = 0
-    """How many workers the supervisors started."""
+    deaths: int = 0
+    """How many workers died at a crash point."""
+    at_work: set[str] = field(default_factory=set)
+    """Runs that were claimed, and whose worker has neither ended them nor was taken from them since."""
 
     def take(self, line: str, at: float) -> None:
         if claimed := CLAIMED.match(line):
             self.claims.setdefault((claimed[1], int(claimed[2])), at)
+            self.at_work.add(claimed[1])
+        elif started := STARTED.match(line):
+            self.at_work.add(started[1])
+        elif ended := ENDED.match(line):
+            self.at_work.discard(ended[1])
+        elif line.startswith("!!! CRASH_AT="):
+            self.deaths += 1
         elif pausing := PAUSING.match(line):
             self.pauses.append((pausing[1], at))
-        elif RESUMING.match(line):
-            self.resumed += 1
 
 
 class Ears:

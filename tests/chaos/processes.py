@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from time import CLOCK_BOOTTIME, clock_gettime, monotonic, sleep
+from time import monotonic, sleep
 
 MARK = "CHAOS_MARK"
 SUPERVISOR_MODULE = "tests.chaos.supervisor"
@@ -34,7 +34,6 @@ class Found:
     role: Role
     run: str
     is_frozen: bool
-    age_seconds: float
 
     def send(self, number: signal.Signals) -> bool:
         """Whether the signal reached this process, and no other one."""
@@ -82,7 +81,7 @@ def _look(pid: int, word: bytes) -> Found | None:
         if stat is None or stat[0] in ("Z", "X"):
             return None
         run = next((each.removeprefix(b"RUN_ID=").decode() for each in settings if each.startswith(b"RUN_ID=")), "")
-        return Found(pid, stat[19], int(stat[1]), _role(command), run, stat[0] == "T", _age(stat[19]))
+        return Found(pid, stat[19], int(stat[1]), _role(command), run, stat[0] == "T")
     return None
 
 
@@ -92,10 +91,6 @@ def _role(command: list[str]) -> Role:
     if REMOTES_MODULE in command:
         return Role.REMOTES
     return Role.OPERATOR if "release" in command else Role.WORKER
-
-
-def _age(born: str) -> float:
-    return clock_gettime(CLOCK_BOOTTIME) - int(born) / os.sysconf("SC_CLK_TCK")
 
 
 def _stat(pid: int) -> list[str] | None:
