@@ -77,6 +77,14 @@ async def drive(options: Options, folder: Path, show: Show) -> Result:
         return await course.work()
 
 
+@dataclass(slots=True)
+class Putting:
+    """How a run is put in: where its first worker dies, and how often that was tried again."""
+
+    death: Death | None
+    tries: int = 0
+
+
 class Course:
     """One chaos run while it goes on."""
 
@@ -90,7 +98,7 @@ class Course:
         self._looking: asyncio.Task[None] | None = None
         self._looked_at = float("-inf")
         self._began = monotonic()
-        self._put_in: dict[str, float] = {}
+        self._put_in: dict[str, Putting] = {}
         self._poison: list[str] = []
         self._done_before: dict[str, int] = {}
         self._done_meanwhile: dict[str, int] = {}
@@ -100,6 +108,7 @@ class Course:
     async def work(self) -> Result:
         """All of it."""
         await self._watch.look()  # makes the tables, before anybody needs them
+        await self._warm_up()
         self._began = monotonic()
         await self._storm()
         calm_at = self._now()
@@ -116,6 +125,12 @@ class Course:
         return monotonic() - self._began
 
     # While faults strike.
+
+    async def _warm_up(self) -> None:
+        """Until somebody is at work: faults that meet nobody show nothing."""
+        while not self._ears.heard.at_work and self._now() < self._options.rest_within:
+            await self._tick()
+            self._feed()
 
     async def _storm(self) -> None:
         options = self._options
@@ -153,30 +168,28 @@ class Course:
         """Put runs in, so that there is always work for everybody, and again those that never reached the store."""
         self._put_in_again()
         if len(self._poison) <= self._now() / POISON_EVERY_SECONDS:
-            self._put_in_poison()
+            run = f"poison-{len(self._poison)}"
+            self._poison.append(run)
+            self._done_before[run] = len(self._watch.of(RunStatus.DONE))
+            self._add(run, POISON)
         ended = sum(stand.is_final for stand in self._watch.stands.values())
         if len(self._put_in) - ended < self._options.workers:
             number = len(self._put_in) - len(self._poison)
-            death = draw_death(self._options.seed, number)
-            self._send_in(f"run-{number:05}")
-            self._crew.put_in(f"run-{number:05}", death)
+            self._add(f"run-{number:05}", draw_death(self._options.seed, number))
 
-    def _put_in_poison(self) -> None:
-        run = f"poison-{len(self._poison)}"
-        self._poison.append(run)
-        self._done_before[run] = len(self._watch.of(RunStatus.DONE))
-        self._send_in(run)
-        self._crew.put_in(run, POISON)
-
-    def _send_in(self, run: str) -> None:
-        self._put_in[run] = self._acted_at[run] = monotonic()
+    def _add(self, run: str, death: Death | None) -> None:
+        self._put_in[run] = Putting(death)
+        self._may_act(run)
+        self._crew.put_in(run, death)
 
     def _put_in_again(self) -> None:
-        """Nobody said that the run was taken: whoever puts it in asks again."""
+        """Nobody said that the run was taken: whoever puts it in asks again, every other time without a crash point."""
         busy = self._crew.busy()
-        for run in self._put_in:
+        for run, putting in self._put_in.items():
             if run not in self._watch.stands and run not in busy and self._may_act(run):
-                self._crew.put_in(run, POISON if run in self._poison else None)
+                putting.tries += 1
+                is_armed = putting.tries % 2 or run in self._poison
+                self._crew.put_in(run, putting.death if is_armed else None)
 
     def _be_a_person(self) -> None:
         """Release what was set aside, a poison run once others got done beside it; pick up what waits for a decision."""
