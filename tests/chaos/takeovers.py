@@ -14,6 +14,10 @@ from tests.chaos.logs import Heard
 from tests.chaos.plan import Kind
 
 
+PAUSE_SECONDS = 10.0
+"""A pause that a supervisor set so long before a hit is over."""
+
+
 class Takeover(NamedTuple):
     """A run that was claimed again after its worker was hit."""
 
@@ -47,7 +51,7 @@ def find_takeovers(
         if claimed_at is None:
             continue
         is_disturbed = any(start <= claimed_at and hit.at <= end for start, end in troubles)
-        is_pausing = any(run == hit.run and at <= claimed_at for run, at in heard.pauses)
+        is_pausing = any(run == hit.run and hit.at - PAUSE_SECONDS <= at <= claimed_at for run, at in heard.pauses)
         found.append(Takeover(hit, claimed_at - hit.at, not is_disturbed and not is_pausing))
     return found
 
