@@ -13,7 +13,6 @@ from tests.chaos.faults import Hit
 from tests.chaos.logs import Heard
 from tests.chaos.plan import Kind
 
-
 PAUSE_SECONDS = 10.0
 """A pause that a supervisor set so long before a hit is over."""
 
