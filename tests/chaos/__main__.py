@@ -15,6 +15,7 @@ from pathlib import Path
 from time import monotonic
 
 from tests.chaos.driver import Options, drive
+from tests.chaos.plan import Kind
 from tests.chaos.stores import STORES
 
 BAR = 30
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = chosen.seconds or chosen.minutes * 60
     options = Options(
         chosen.store, chosen.seed, seconds, chosen.workers, chosen.supervisors, chosen.kills, chosen.latency_ms,
-        chosen.max_attempts, chosen.rest_within,
+        chosen.max_attempts, chosen.rest_within, frozenset(Kind[name.upper()] for name in chosen.only or ()),
     )  # fmt: skip
     folder = Path(tempfile.mkdtemp(prefix="chaos-")) if chosen.folder is None else chosen.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=_positive, default=2.0, help="how long faults strike (default: %(default)s)")
     parser.add_argument("--seconds", type=_positive, help="the same in seconds")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="draws the faults (default: a fresh one)")
+    names = [kind.name.lower() for kind in Kind]
+    parser.add_argument("--only", choices=names, action="append", help="only faults of this kind (repeatable)")
     parser.add_argument("--workers", type=_count, default=10, help="runs at work at once (default: %(default)s)")
     parser.add_argument("--supervisors", type=_count, default=2, help="(default: %(default)s)")
     parser.add_argument("--kills", type=_positive, default=2.0, help="kills of workers a second (default: %(default)s)")
@@ -84,10 +87,11 @@ def _count(text: str) -> int:
 
 
 def _again(chosen: argparse.Namespace, seconds: float) -> str:
+    only = "".join(f" --only {name}" for name in chosen.only or ())
     return (
         f"python -m tests.chaos --store {chosen.store} --seconds {seconds:g} --seed {chosen.seed} --workers {chosen.workers} "
         f"--supervisors {chosen.supervisors} --kills {chosen.kills:g} --latency-ms {chosen.latency_ms} "
-        f"--max-attempts {chosen.max_attempts}"
+        f"--max-attempts {chosen.max_attempts}{only}"
     )
 
 

@@ -20,7 +20,7 @@ from tests.chaos.faults import Faults
 from tests.chaos.janitor import watched
 from tests.chaos.logs import Ears
 from tests.chaos.oracle import Facts, Violation, judge
-from tests.chaos.plan import OF_ANY, Death, draw_death, draw_strikes
+from tests.chaos.plan import OF_ANY, Death, Kind, draw_death, draw_strikes
 from tests.chaos.processes import Found, Role, find
 from tests.chaos.report import SHOWN, Result
 from tests.chaos.stores import Place, open_place
@@ -55,6 +55,8 @@ class Options:
     max_attempts: int
     rest_within: float
     """How long after the last fault everything may take to get done."""
+    only: frozenset[Kind] = frozenset()
+    """Kinds of faults; empty for all that the store knows."""
 
 
 async def drive(options: Options, folder: Path, show: Show) -> Result:
@@ -134,7 +136,7 @@ class Course:
 
     async def _storm(self) -> None:
         options = self._options
-        kinds = OF_ANY | set(self._place.kinds)
+        kinds = options.only or OF_ANY | set(self._place.kinds)
         strikes = list(draw_strikes(options.seed, options.seconds, kinds, kills_a_second=options.kills_a_second))[::-1]
         while self._now() < options.seconds:
             await self._tick()
