@@ -240,7 +240,9 @@ class Course:
         files = [path for path in self._terms.folder.iterdir() if not path.name.endswith(("-wal", "-shm"))]
         left += [f"file {path.name}" for path in files if path.name not in known]
         left += [f"file {path.name} in the working directory" for path in self._terms.work.iterdir()]
-        return left + self._place.strangers()
+        while (strangers := self._place.strangers()) and monotonic() < give_up_at:
+            await asyncio.sleep(TICK_SECONDS)  # a session ends a moment after its client
+        return left + strangers
 
     def _left(self) -> list[Found]:
         """Processes of ours, but for the remotes, which are asked once more."""

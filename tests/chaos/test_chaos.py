@@ -19,7 +19,7 @@ from tests.chaos.processes import Role, find
 from tests.processes.job import until
 
 TOP = Path(__file__).resolve().parents[2]
-SHORT = ("--workers", "4", "--latency-ms", "80", "--kills", "1.5", "--max-attempts", "3")
+SHORT = ("--workers", "4", "--latency-ms", "80", "--kills", "1.5", "--max-attempts", "3", "--rest-within", "60")
 PATIENCE_SECONDS = 100
 
 
@@ -49,7 +49,7 @@ def test_a_remote_that_forgets_its_keys_is_caught_and_the_run_is_shown(tmp_path:
     seed = next(seed for seed in count() if all(_dies_between_act_and_record(seed, number) for number in range(3)))
     with start_cloud(tmp_path / "mock.db", switches={"forget": True}):
         pass
-    words = [*SHORT, "--kills", "0.3", "--store", "sqlite", "--seconds", "3", "--seed", str(seed)]
+    words = [*SHORT, "--kills", "0.3", "--store", "sqlite", "--seconds", "2", "--seed", str(seed)]
     command = [sys.executable, "-m", "tests.chaos", *words]
     ended = subprocess.run(
         [*command, "--folder", str(tmp_path)], cwd=TOP, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
@@ -58,7 +58,7 @@ def test_a_remote_that_forgets_its_keys_is_caught_and_the_run_is_shown(tmp_path:
     assert "one key, one effect, one set of arguments: run " in ended.stdout
     assert "$ agent-runtime show " in ended.stdout
     assert "attempt 2" in ended.stdout, "its journal"
-    assert f"--store sqlite --seconds 3 --seed {seed}" in ended.stdout, "how to do the same again"
+    assert f"--store sqlite --seconds 2 --seed {seed}" in ended.stdout, "how to do the same again"
     assert f"CHECKPOINT_KEY=file:{tmp_path}/key agent-runtime show RUN" in ended.stdout
 
 
