@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 from agent_runtime.crash import CrashPoint
 from agent_runtime.journal.records import RunStatus
@@ -240,9 +240,13 @@ class Course:
         files = [path for path in self._terms.folder.iterdir() if not path.name.endswith(("-wal", "-shm"))]
         left += [f"file {path.name}" for path in files if path.name not in known]
         left += [f"file {path.name} in the working directory" for path in self._terms.work.iterdir()]
+        return left + self._strangers(give_up_at)
+
+    def _strangers(self, give_up_at: float) -> list[str]:
+        """Who is still connected to the store: a session ends a moment after its client."""
         while (strangers := self._place.strangers()) and monotonic() < give_up_at:
-            await asyncio.sleep(TICK_SECONDS)  # a session ends a moment after its client
-        return left + strangers
+            sleep(TICK_SECONDS)
+        return strangers
 
     def _left(self) -> list[Found]:
         """Processes of ours, but for the remotes, which are asked once more."""
