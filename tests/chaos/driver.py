@@ -19,7 +19,7 @@ from tests.chaos.facts import read_reports
 from tests.chaos.faults import Faults
 from tests.chaos.janitor import watched
 from tests.chaos.logs import Ears
-from tests.chaos.oracle import Facts, Violation, judge
+from tests.chaos.oracle import Facts, Violation, count_set_aside, judge
 from tests.chaos.plan import OF_ANY, Death, Kind, draw_death, draw_strikes
 from tests.chaos.processes import Found, Role, find
 from tests.chaos.report import SHOWN, Result
@@ -105,7 +105,7 @@ class Course:
         self._done_before: dict[str, int] = {}
         self._done_meanwhile: dict[str, int] = {}
         self._acted_at: dict[str, float] = {}
-        self._set_aside = self._decided = 0
+        self._decided = 0
 
     async def work(self) -> Result:
         """All of it."""
@@ -199,7 +199,6 @@ class Course:
         for run in self._watch.of(RunStatus.QUARANTINED):
             others = done - self._done_before.get(run, 0)
             if others and self._may_act(run):
-                self._set_aside += 1
                 self._done_meanwhile.setdefault(run, others)
                 (self._terms.mended / run).touch()
                 self._crew.release(run)
@@ -267,7 +266,7 @@ class Course:
         return Result(
             store=self._options.store, seed=self._options.seed, seconds=seconds, drained_in=drained_in, struck=struck,
             runs=len(self._put_in), claims=sum(len(report.timeline.segments) for report in reports.values()),
-            deaths_at_points=heard.deaths, set_aside=self._set_aside, decided=self._decided,
+            deaths_at_points=heard.deaths, set_aside=count_set_aside(reports), decided=self._decided,
             takeovers=find_takeovers(struck.hits, reports, heard, struck.troubles), violations=violations,
             journal=self._keep_journals(violations),
         )  # fmt: skip

@@ -74,6 +74,11 @@ def judge(facts: Facts) -> list[Violation]:
     return sorted(_all(facts), key=lambda violation: (order[violation.rule], violation.run))
 
 
+def count_set_aside(reports: Mapping[str, RunReport]) -> int:
+    """How often runs were set aside."""
+    return sum(moment.what == "quarantined" for report in reports.values() for moment in _moments(report.timeline))
+
+
 def _all(facts: Facts) -> Iterator[Violation]:
     for run, why in facts.corrupt.items():
         yield Violation(Rule.SEALED, run, why)
