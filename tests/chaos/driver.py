@@ -257,8 +257,8 @@ class Course:
         facts = Facts(
             put_in=list(self._put_in), poison=self._poison, max_attempts=self._terms.max_attempts, reports=reports,
             corrupt=corrupt, asked=self._remotes.ask("model", "/calls")["by_run"], requests=cloud["by_key"],
-            resources=created["by_key"], made=created["total"], went_back=self._watch.went_back,
-            done_meanwhile=self._done_meanwhile, left=left,
+            resources=created["by_key"], made=created["total"], started=self._ears.heard.started,
+            went_back=self._watch.went_back, done_meanwhile=self._done_meanwhile, left=left,
         )  # fmt: skip
         self._remotes.kill()
         violations = judge(facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ class Heard:
     """When a run was claimed under an epoch."""
     pauses: list[tuple[str, float]] = field(default_factory=list)
     """When a supervisor made a run wait, because its workers come to nothing."""
+    started: Counter[str] = field(default_factory=Counter)
+    """How often a worker said that it has started a run: from then on the store knows it."""
     deaths: int = 0
     """How many workers died at a crash point."""
     at_work: set[str] = field(default_factory=set)
@@ -32,6 +35,7 @@ class Heard:
             self.claims.setdefault((claimed[1], int(claimed[2])), at)
             self.at_work.add(claimed[1])
         elif started := STARTED.match(line):
+            self.started[started[1]] += 1
             self.at_work.add(started[1])
         elif ended := ENDED.match(line):
             self.at_work.discard(ended[1])

@@ -15,6 +15,9 @@ from agent_runtime.ids import build_key, key_prefix
 from agent_runtime.runs import RunReport
 from agent_runtime.timeline import Call, Moment, Timeline
 
+CALLS = 3
+"""How many calls the provisioning agent makes."""
+
 
 class Rule(Enum):
     """What must be true at the end, in the order in which a reader should look at what is not."""
@@ -62,6 +65,8 @@ class Facts:
     """What exists at the cloud, by key."""
     made: int
     """How many resources exist, whatever their key."""
+    started: Mapping[str, int] = field(default_factory=dict)
+    """How often a worker said that it has started a run as a new one."""
     went_back: Mapping[str, str] = field(default_factory=dict)
     done_meanwhile: Mapping[str, int] = field(default_factory=dict)
     """How many other runs got done between a poison run's start and the moment it was set aside."""
@@ -99,6 +104,9 @@ def _lost_and_stuck(facts: Facts) -> Iterator[Violation]:
     known = {*facts.asked, *(key.rpartition(":")[0] for key in facts.requests)}
     for run in sorted({*facts.put_in, *known} - stored):
         yield Violation(Rule.LOST, run, "the store does not know it")
+    for run, times in facts.started.items():
+        if times > 1:
+            yield Violation(Rule.LOST, run, f"it was started {times} times as a new run")
     for run in facts.put_in:
         if run in facts.reports and facts.reports[run].info.status != "done":
             yield Violation(Rule.STUCK, run, f"it is {facts.reports[run].info.status} at the end")
@@ -155,6 +163,8 @@ def _of_effects(facts: Facts, run: str, confirmed: Mapping[str, object], *, is_d
     made = {key for key in facts.resources if key.rpartition(":")[0] == run}
     if is_done and made != set(confirmed):
         yield Violation(Rule.EFFECT, run, f"the cloud has {sorted(made)}, and {sorted(confirmed)} are confirmed")
+    elif is_done and len(made) != CALLS:
+        yield Violation(Rule.EFFECT, run, f"it is done with {len(made)} calls of {CALLS}")
 
 
 def _moments(timeline: Timeline) -> Iterator[Moment]:

@@ -14,6 +14,7 @@ import pytest
 
 from agent_runtime.crash import CrashPoint
 from agent_runtime.mock import start_cloud
+from tests.chaos.__main__ import main
 from tests.chaos.plan import Kind, draw_death
 from tests.chaos.processes import Role, find
 from tests.processes.job import until
@@ -29,6 +30,17 @@ def chaos(*words: str, folder: Path) -> tuple[int, dict[str, Any], str]:
     ended = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
     assert ended.stdout, ended.stderr
     return ended.returncode, json.loads(ended.stdout), ended.stderr
+
+
+@pytest.mark.parametrize("words", [("--minutes", "0"), ("--workers", "none"), ("--store", "redis"), ("--only", "rain")])
+def test_what_cannot_be_is_refused_with_what_may_be(words: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(words)
+    assert refused.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert words[0] in said
+    assert words[1] in said
+    assert "expected" in said or "choose from" in said
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])

@@ -154,12 +154,25 @@ def stood_still(facts: Facts) -> Facts:
     return replace(facts, poison=["healed"])
 
 
+def start_twice(facts: Facts) -> Facts:
+    return replace(facts, started={"steady": 1, "healed": 2})
+
+
+def end_early(facts: Facts) -> Facts:
+    del facts.reports["healed"].timeline.calls["2"]
+    requests = {key: counts for key, counts in facts.requests.items() if key != "healed:2"}
+    resources = {key: made for key, made in facts.resources.items() if key != "healed:2"}
+    return replace(facts, requests=requests, resources=resources, made=facts.made - 1)
+
+
 def went_back(facts: Facts) -> Facts:
     return replace(facts, went_back={"healed": "epoch 1 after 2"})
 
 
 PLANTED: dict[Callable[[Facts], Facts], Rule] = {
     forget_effect: Rule.EFFECT,
+    end_early: Rule.EFFECT,
+    start_twice: Rule.LOST,
     ask_again: Rule.BOUGHT,
     lower_epoch: Rule.BACK,
     went_back: Rule.BACK,
