@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from tests.chaos.stores import Place
 SHORTEST_FREEZE, LONGEST_FREEZE = 1.3 * LEASE, 2.5 * LEASE
 LOCK_SECONDS = 1.5 * LEASE
 SERVER_AWAY_SECONDS = 0.4
+PATIENCE_SECONDS, AGAIN_SECONDS = 2.0, 0.1
+"""How long a kill waits for a worker that has its run, and how often it looks."""
 SETTLES_SECONDS = 1.5
 """How long after a trouble it may still be felt."""
 
@@ -51,21 +54,24 @@ class Faults:
         self._at_work = at_work
         self._remotes = remotes
         self._place = place
-        self._later: list[tuple[float, int, Callable[[], object]]] = []
+        self._later: list[tuple[float, int, Callable[[float], object]]] = []
         self._order = count()
         self.struck = Struck()
 
-    def strike(self, strike: Strike, now: float) -> None:
-        """Do it now. One that finds nobody to hit is counted as missed."""
-        if self._do(strike, now):
+    def strike(self, strike: Strike, now: float, *, since: float | None = None) -> None:
+        """Do it now. A kill waits a little for a worker that has its run; one that hits nobody is counted as missed."""
+        since = now if since is None else since
+        if strike.kind is Kind.KILL and now - since < PATIENCE_SECONDS and self._comes_early(strike):
+            self._follow_with(now + AGAIN_SECONDS, lambda later: self.strike(strike, later, since=since))
+        elif now < float("inf") and self._do(strike, now):
             self.struck.counts[strike.kind] += 1
         else:
             self.struck.missed += 1
 
     def follow(self, now: float) -> None:
-        """Do what is due: thaw, unlock, start again."""
+        """Do what is due: thaw, unlock, start again, strike again."""
         while self._later and self._later[0][0] <= now:
-            heapq.heappop(self._later)[2]()
+            heapq.heappop(self._later)[2](now)
 
     def calm(self) -> None:
         """No more trouble: whatever was to follow later follows now."""
@@ -109,7 +115,11 @@ class Faults:
         """Workers that have their run, but for one strike in four: that one may hit a worker on its first breath."""
         workers = [each for each in self._workers() if not each.is_frozen]
         at_work = [each for each in workers if each.run in self._at_work]
-        return at_work if at_work and _another(pick) < 0.75 else workers
+        return at_work if at_work and _is_for_those_at_work(pick) else workers
+
+    def _comes_early(self, strike: Strike) -> bool:
+        """Whether it is meant for a worker that has its run, and there is none."""
+        return _is_for_those_at_work(strike.pick) and not any(each.run in self._at_work for each in self._workers())
 
     def _hit_supervisor(self, strike: Strike, now: float) -> bool:
         victim = _pick(strike.pick, [each for each in find(self._mark) if each.role is Role.SUPERVISOR])
@@ -132,7 +142,7 @@ class Faults:
         if undo is not None:
             seconds = LOCK_SECONDS if strike.kind is Kind.LOCK_FILE else SERVER_AWAY_SECONDS
             self._trouble(now, seconds)
-            self._follow_with(now + seconds, undo)
+            self._follow_with(now + seconds, lambda _: undo())
         elif is_hit:
             self._trouble(now, 0.0)
         return is_hit
@@ -141,10 +151,10 @@ class Faults:
         frozen = [each for each in victims if each.send(signal.SIGSTOP)]
         thaw_at = now + SHORTEST_FREEZE + _another(pick) * (LONGEST_FREEZE - SHORTEST_FREEZE)
         for each in frozen:
-            self._follow_with(thaw_at, lambda each=each: each.send(signal.SIGCONT))  # type: ignore[misc]
+            self._follow_with(thaw_at, partial(_thaw, each))
         return bool(frozen)
 
-    def _follow_with(self, at: float, act: Callable[[], object]) -> None:
+    def _follow_with(self, at: float, act: Callable[[float], object]) -> None:
         heapq.heappush(self._later, (at, next(self._order), act))
 
     def _trouble(self, now: float, seconds: float) -> None:
@@ -152,6 +162,14 @@ class Faults:
 
     def _workers(self) -> list[Found]:
         return [each for each in find(self._mark) if each.role is Role.WORKER]
+
+
+def _thaw(frozen: Found, _: float) -> None:
+    frozen.send(signal.SIGCONT)
+
+
+def _is_for_those_at_work(pick: float) -> bool:
+    return _another(pick) < 0.75
 
 
 def _another(pick: float) -> float:
