@@ -49,7 +49,7 @@ def test_whatever_strikes_every_run_gets_done_and_nothing_is_done_twice(store: s
     assert found["violations"] == [], found
     assert (code, said) == (0, f"chaos on {store} for 6 s, seed 5\n")
     struck = found["faults"]
-    assert struck["kill"] >= 5, struck
+    assert struck["kill"] >= 3, struck
     assert len(struck) >= 10, f"expected most of the {len(Kind)} kinds, found {struck}"
     assert found["runs"] >= 4
     assert found["claims"] > found["runs"], "some were taken over"
