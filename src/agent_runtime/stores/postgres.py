@@ -18,7 +18,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
-from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreUnavailable
+from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreRefused, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
 from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
@@ -36,6 +36,8 @@ from agent_runtime.stores.postgres_link import Connection, Link
 from agent_runtime.stores.postgres_schema import Statements, check_session, set_up
 from agent_runtime.stores.postgres_url import check_names, place_of
 
+MOST_RECORDS = 2**24 - 1
+"""How many records a run may have: more numbers than these have no place in the journal."""
 MOST_KEYS = 50_000
 SPLIT_FROM = 128
 """From so many appends on, a commit goes in two statements at once: one is carried while the other is packed."""
@@ -94,6 +96,8 @@ class PostgresCheckpointStore(BatchStore):
     async def commit(self, appends: Sequence[Append]) -> list[Answer]:
         for append in appends:
             check_append(append)
+            if append.row.number > MOST_RECORDS:
+                raise _too_long(append.row)
         answers: list[Answer | None] = [None] * len(appends)
         try:
             for part in rounds(appends):
@@ -333,6 +337,13 @@ class PostgresCheckpointStore(BatchStore):
         if not self._is_set_up:
             await set_up(db, self._sql, self._place)
             self._is_set_up = True
+
+
+def _too_long(row: StoredRow) -> StoreRefused:
+    return StoreRefused(
+        f"run {row.run_id!r} would have {row.number:,} records, and Postgres holds {MOST_RECORDS:,} records of a run; nothing "
+        "was written: go on in a new run"
+    )
 
 
 async def _side_by_side(works: list[Coroutine[object, object, None]]) -> None:
