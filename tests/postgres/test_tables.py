@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.errors import AgentRuntimeError, ForeignStore, InvalidSetting, NewerFormat, StoreRefused
-from agent_runtime.journal.store import AnswerKind
-from agent_runtime.stores.postgres import MOST_RECORDS, PostgresCheckpointStore
+from agent_runtime.errors import (
+    AgentRuntimeError,
+    ForeignStore,
+    InvalidSetting,
+    NewerFormat,
+    StoreRefused,
+    StoreUnavailable,
+)
+from agent_runtime.ids import RunId
+from agent_runtime.journal.store import AnswerKind, Guard
+from agent_runtime.stores.postgres import MOST_BEATS, MOST_RECORDS, PostgresCheckpointStore
 from agent_runtime.stores.postgres_link import Connection
 from agent_runtime.stores.postgres_schema import schema_sql
 from agent_runtime.testing.store_contract import Draft
@@ -303,11 +311,7 @@ async def explained(db: Connection, sql: str, values: str = "('run-01000', NULL,
 
 async def test_ten_thousand_heartbeats_pass_over_a_row_that_somebody_holds(postgres: Server) -> None:
     async with fresh_store(postgres) as store:
-        drafts = [Draft.of(f"run-{i:05}") for i in range(10_000)]
-        openings = [draft.open() for draft in drafts]
-        for start in range(0, 10_000, 2000):
-            await store.commit(openings[start : start + 2000])
-        guards = [(draft.run_id, draft.after(opening).guard) for draft, opening in zip(drafts, openings, strict=True)]
+        guards = await guards_of_many(store, 10_000)
         async with session(postgres.url) as holder:
             await holder.execute(f"BEGIN; SELECT FROM {store._sql.table('runs')} WHERE run_id = 'run-00007' FOR UPDATE")
             answers = await asyncio.wait_for(store.renew_all(guards), 30)
@@ -315,3 +319,27 @@ async def test_ten_thousand_heartbeats_pass_over_a_row_that_somebody_holds(postg
         assert {answer.kind for answer in answers} == {AnswerKind.OK}
         assert held.kind is AnswerKind.UNKNOWN, "nobody heard it, so nobody says so"
         assert {answer.kind for answer in await store.renew_all(guards)} == {AnswerKind.OK}
+
+
+async def test_heartbeats_that_the_server_refuses_silence_only_those_of_their_own_statement(postgres: Server) -> None:
+    async with fresh_store(postgres) as store:
+        guards = await guards_of_many(store, MOST_BEATS + 10)
+        at = store._schema
+        postgres.sql(
+            f"CREATE FUNCTION {at}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$; "
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON {store._sql.table('runs')} FOR EACH ROW "
+            f"WHEN (OLD.run_id = 'run-00007') EXECUTE FUNCTION {at}.refuse()"
+        )
+        answers = [answer.kind for answer in await store.renew_all(guards)]
+        assert answers == [AnswerKind.UNKNOWN] * MOST_BEATS + [AnswerKind.OK] * 10
+        with pytest.raises(StoreUnavailable, match="not this one"):
+            await store.renew_all(guards[:10])
+
+
+async def guards_of_many(store: PostgresCheckpointStore, count: int) -> list[tuple[RunId, Guard]]:
+    """So many fresh runs, and what their owners show."""
+    drafts = [Draft.of(f"run-{i:05}") for i in range(count)]
+    openings = [draft.open() for draft in drafts]
+    for start in range(0, count, 2000):
+        await store.commit(openings[start : start + 2000])
+    return [(draft.run_id, draft.after(opening).guard) for draft, opening in zip(drafts, openings, strict=True)]

@@ -41,6 +41,8 @@ MOST_RECORDS = 2**24 - 1
 MOST_KEYS = 50_000
 SPLIT_FROM = 128
 """From so many appends on, a commit goes in two statements at once: one is carried while the other is packed."""
+MOST_BEATS = 2_000
+"""How many heartbeats go in one statement: two statements are carried at once, and an append gets in between."""
 POST_TRIES = 4
 LOADS_TAKE = 12
 """How many times longer than another statement the records of many runs may take."""
@@ -116,12 +118,12 @@ class PostgresCheckpointStore(BatchStore):
 
     async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
         answers: list[Answer] = [_UNKNOWN] * len(guards)
-        left = list(range(len(guards)))
-        for pause in (0.0, *BEAT_PAUSES):
-            if left and pause:
-                await self._clock.sleep(pause)
-            if left:
-                left = await self._renew_free(guards, left, answers)
+        cut = [range(start, min(start + MOST_BEATS, len(guards))) for start in range(0, len(guards), MOST_BEATS)]
+        try:
+            await _side_by_side([self._renew_part(guards, part, answers) for part in cut])
+        except AgentRuntimeError:
+            if all(answer is _UNKNOWN for answer in answers):
+                raise  # no part was renewed; else nobody knows of what has no answer
         return answers
 
     async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
@@ -265,6 +267,16 @@ class PostgresCheckpointStore(BatchStore):
                 keys[run_id] = key
                 self._remember(run_id, key)
         return keys
+
+    async def _renew_part(self, guards: Sequence[tuple[RunId, Guard]], part: Sequence[int], answers: list[Answer]) -> None:
+        """Renew those at the places of `part`, and once more those that somebody was just writing."""
+        left = list(part)
+        for pause in (0.0, *BEAT_PAUSES):
+            if pause:
+                await self._clock.sleep(pause)
+            left = await self._renew_free(guards, left, answers)
+            if not left:
+                return
 
     async def _renew_free(self, guards: Sequence[tuple[RunId, Guard]], wanted: list[int], answers: list[Answer]) -> list[int]:
         """Renew what nobody is writing just now; which ones somebody was."""

@@ -241,17 +241,17 @@ FROM p WHERE u.run_id = $1 AND u.epoch = $2::int8 AND u.owner = $3::bytea AND u.
 -- renew_all: the owner of many runs lives; a row that somebody is just writing is passed over, and not waited for.
 -- $1 keys, $2 epochs, $3 owners
 WITH p AS MATERIALIZED (
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us, $2::text::int8[] AS epochs
-), r AS MATERIALIZED (
-    SELECT k.i, k.key, us, epochs[k.i] AS epoch, substring($3::bytea FROM (k.i * 16 - 15)::int4 FOR 16) AS owner
-    FROM p, unnest($1::text::int8[]) WITH ORDINALITY AS k (key, i)
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us
 ), free AS MATERIALIZED (
-    SELECT r.* FROM r JOIN {runs} u ON u.key = r.key AND u.epoch = r.epoch AND u.owner = r.owner AND u.status < 8
+    SELECT k.i, u.key, us
+    FROM p, ROWS FROM (unnest($1::text::int8[]), unnest($2::text::int8[])) WITH ORDINALITY AS k (key, epoch, i)
+    JOIN {runs} u ON u.key = k.key
+    WHERE u.epoch = k.epoch AND u.owner = substring($3::bytea FROM (k.i * 16 - 15)::int4 FOR 16) AND u.status < 8
     FOR NO KEY UPDATE OF u SKIP LOCKED
 )
 UPDATE {runs} u
-SET heartbeat_at = CASE WHEN u.heartbeat_at - r.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE r.us END
-FROM free r WHERE u.key = r.key AND u.epoch = r.epoch AND u.owner = r.owner AND u.status < 8 RETURNING r.i, u.posted;
+SET heartbeat_at = CASE WHEN u.heartbeat_at - free.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE free.us END
+FROM free WHERE u.key = free.key RETURNING free.i, u.posted;
 
 -- find_owners: who holds runs that were not renewed
 SELECT run_id, epoch, owner, posted FROM {runs} WHERE run_id = ANY ($1::text[]) AND status < 8;
