@@ -5,24 +5,26 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.command import as_json, file_system, machine_facts
+from bench.backends import PostgresBackend, postgres_backend
+from bench.command import as_json, as_text, file_system, machine_facts
 from bench.install import core_install
 from bench.job import Figures, work
-from bench.log import LogPin, file_bytes
-from bench.measures import MEASURES, run_again
+from bench.measures import MEASURES, WITHOUT_SERVER, run_again
+from bench.meter import LogPin, ServerMeter, file_bytes
 from bench.table import BEGIN_MARK, END_MARK, Goal, Row, Unit, at_least, at_most, between_marks, markdown, ours_is, written
 from bench.turns import TOP, Bench, Sizes, ask_process
 from bench.workload import late_to_early, payload_of
 
 TINY = Sizes(
     runs=4, steps=3, crowds=(2,), long_steps=10, kept_steps=(1, 5), counted_steps=(1, 3), killed=3, recover_in_flight=2,
-    records=20, loads=1, idle_runs=20, starts=1,
+    records=20, loads=1, idle_runs=20, starts=1, beating_runs=30, beats=2,
 )  # fmt: skip
 
 # Of each measure some rows, and what both sides come to where that is certain.
@@ -33,6 +35,7 @@ ROWS: dict[str, dict[str, tuple[list[float], list[float]] | None]] = {
     "kept": {"stored bytes a step over the payload": None, "commits a step, counted": ([2.0], [4.0])},
     "recovery": {"finished calls run again": ([0.0], [])},
     "load": {"load and verify a run of 20 records": None},
+    "beats": {"heartbeats of 30 runs": None},
     "size": {"memory of an open idle run above its messages": None, "size of the core install": None},
 }
 
@@ -50,9 +53,27 @@ def tiny(tmp_path: Path) -> Bench:
     return Bench(TINY, 1, tmp_path, ask=ask_here)
 
 
+@pytest.fixture(scope="module")
+def on_postgres() -> Iterator[PostgresBackend]:
+    with postgres_backend() as backend:
+        yield backend
+
+
 @pytest.mark.parametrize("name", MEASURES)
 def test_every_measure_runs_and_leaves_nothing_behind(name: str, tiny: Bench, tmp_path: Path) -> None:
-    rows = {row.measure: row for row in MEASURES[name](tiny)}
+    check_measure(name, tiny, tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURES if name not in WITHOUT_SERVER])
+def test_every_measure_of_a_store_runs_on_postgres_and_leaves_no_database_behind(
+    name: str, tiny: Bench, tmp_path: Path, on_postgres: PostgresBackend
+) -> None:
+    check_measure(name, replace(tiny, backend=on_postgres), tmp_path)
+    assert on_postgres.server.sql("SELECT datname FROM pg_database WHERE NOT datistemplate") == "postgres"
+
+
+def check_measure(name: str, bench: Bench, tmp_path: Path) -> None:
+    rows = {row.measure: row for row in MEASURES[name](bench)}
     assert ROWS[name].keys() <= rows.keys()
     assert all(row.ours and len(row.floor) in (0, len(row.ours)) for row in rows.values())
     assert all(ours > 0 for row in rows.values() for ours in row.ours if row.unit in TIMED)
@@ -82,6 +103,25 @@ def test_commits_are_counted_in_the_write_ahead_log(tmp_path: Path) -> None:
         assert pin.commits() == 5
     db.close()
     assert file_bytes(path) > 5 * 3 * 3000
+
+
+def test_commits_and_bytes_are_told_by_the_server(on_postgres: PostgresBackend) -> None:
+    with on_postgres.place() as place, ServerMeter(place["url"]) as meter:
+        assert (meter.commits(), meter.bytes()) == (0, 0)
+        database = place["url"].rpartition("/")[2]
+        on_postgres.server.sql("CREATE TABLE t (x text PRIMARY KEY)", database=database)
+        for i in range(5):
+            on_postgres.server.sql(
+                f"INSERT INTO t SELECT repeat(n::text, 99) FROM generate_series({i}00, {i}99) n", database=database
+            )
+        on_postgres.server.sql("SELECT count(*) FROM t", database=database)
+        assert meter.commits() == 6
+        assert meter.bytes() > 2 * 5 * 100 * 99
+
+
+def test_a_server_to_measure_on_keeps_what_it_acknowledges_through_a_power_cut(on_postgres: PostgresBackend) -> None:
+    settings = ("fsync", "synchronous_commit", "full_page_writes")
+    assert [on_postgres.server.sql(f"SHOW {name}") for name in settings] == ["on"] * 3
 
 
 def test_ours_is_measured_between_two_turns_of_each_floor(tmp_path: Path) -> None:
@@ -183,9 +223,21 @@ def test_the_core_install_is_the_package_and_what_pydantic_needs() -> None:
 
 def test_every_figure_of_every_round_can_be_had_as_json(tiny: Bench, tmp_path: Path) -> None:
     row = Row("speed", Unit.STEPS_A_SECOND, [50.0, 90.0], [100.0, 100.0], at_least(0.5))
-    told = json.loads(as_json(machine_facts(tmp_path, tiny), [row]))
-    assert f"SQLite {sqlite3.sqlite_version} on {file_system(tmp_path)}; one round." in told["machine"]
-    assert [(each["ours"], each["ratio"], each["reached"]) for each in told["rows"]] == [([50.0, 90.0], [0.5, 0.9], True)]
+    told = json.loads(as_json(machine_facts(tmp_path, tiny, [tiny.backend]), {"SQLite": [row]}))
+    assert f"SQLite {sqlite3.sqlite_version}, on {file_system(tmp_path)}; one round." in told["machine"]
+    found = [(each["store"], each["ours"], each["ratio"], each["reached"]) for each in told["rows"]]
+    assert found == [("SQLite", [50.0, 90.0], [0.5, 0.9], True)]
+
+
+def test_each_store_has_a_table_of_its_own() -> None:
+    row = Row("speed", Unit.STEPS_A_SECOND, [50.0], [100.0])
+    text = as_text("On this machine.", {"SQLite": [row], "Postgres": [row], "nothing": []})
+    assert [line for line in text.splitlines() if line.startswith(("On", "#"))] == [
+        "On this machine.",
+        "### SQLite",
+        "### Postgres",
+    ]
+    assert text.count("| speed") == 2
 
 
 def test_the_command_line_names_every_measure() -> None:
