@@ -265,6 +265,9 @@ async def tool_stub_async(run, step, args=None):
 
 called = []
 
+def db_url(args, name):
+    return args.pg.rsplit("/", 1)[0] + "/" + name
+
 async def work(ours):
     await ours.setup()
     await ours.run_one("r0", 2)
@@ -276,17 +279,24 @@ async def work(ours):
 
 def main(cls):
     parser = argparse.ArgumentParser()
+    parser.add_argument("variant")
     parser.add_argument("--dir")
+    parser.add_argument("--pg")
     args = parser.parse_args()
     args.cmd = "seq"
     asyncio.run(work(cls(args)))
 """
 
 
-def test_our_adapter_works_and_recovers_runs_for_the_harness_of_the_peers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["ours-sqlite", "ours-pg"])
+def test_our_adapter_works_and_recovers_runs_for_the_harness_of_the_peers(
+    variant: str, tmp_path: Path, on_postgres: PostgresBackend
+) -> None:
     (tmp_path / "common.py").write_text(PEERS_COMMON, encoding="utf-8")
+    if variant == "ours-pg":
+        on_postgres.server.sql("CREATE DATABASE p_ours")
     done = subprocess.run(
-        [sys.executable, str(TOP / "bench" / "peer_adapter.py"), "--dir", str(tmp_path)],
+        [sys.executable, str(TOP / "bench" / "peer_adapter.py"), variant, "--dir", str(tmp_path), "--pg", on_postgres.server.url],
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     calls = [
@@ -298,3 +308,7 @@ def test_our_adapter_works_and_recovers_runs_for_the_harness_of_the_peers(tmp_pa
         ["tool", "r1", 0],
     ]
     assert json.loads(done.stdout) == calls
+    if variant == "ours-pg":
+        runs = on_postgres.server.sql("SELECT run_id FROM agent_runtime_runs ORDER BY run_id", database="p_ours")
+        on_postgres.server.sql("DROP DATABASE p_ours")
+        assert runs.split() == ["r0", "r1"]
