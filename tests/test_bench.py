@@ -295,8 +295,9 @@ def test_our_adapter_works_and_recovers_runs_for_the_harness_of_the_peers(
     (tmp_path / "common.py").write_text(PEERS_COMMON, encoding="utf-8")
     if variant == "ours-pg":
         on_postgres.server.sql("CREATE DATABASE p_ours")
+    options = ["--dir", str(tmp_path), "--pg", on_postgres.server.url]
     done = subprocess.run(
-        [sys.executable, str(TOP / "bench" / "peer_adapter.py"), variant, "--dir", str(tmp_path), "--pg", on_postgres.server.url],
+        [sys.executable, str(TOP / "bench" / "peer_adapter.py"), variant, *options],
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     calls = [
