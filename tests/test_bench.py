@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench import scale
 from bench.backends import PostgresBackend, postgres_backend
 from bench.command import as_json, as_text, file_system, machine_facts
 from bench.install import core_install
@@ -244,6 +245,23 @@ def test_the_command_line_names_every_measure() -> None:
     command = [sys.executable, str(TOP / "bench" / "run.py"), "--help"]
     told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=TOP.parent).stdout
     assert [name for name in MEASURES if name not in told] == []
+
+
+async def test_what_a_crowd_of_runs_asks_for_is_read_by_index_however_many_are_kept(on_postgres: PostgresBackend) -> None:
+    readings = await scale.measure(on_postgres, 20_000)
+    assert [reading.what for reading in readings if not reading.is_by_index or not reading.scans] == []
+    rows = {reading.what: reading.rows for reading in readings}
+    assert rows["list 100 unfinished runs"] > 50
+    assert (rows["claim 64 runs"], rows["append to a run"], rows["heartbeat of 64 runs"]) == (64, 1, 64)
+    assert (rows["read its records"], rows["read the records of 64 runs"]) == (4, 256)
+    assert max(reading.pages for reading in readings) < 1_000, "pages that grow with the runs that are kept"
+
+
+def test_a_table_that_is_read_from_end_to_end_is_not_called_read_by_index() -> None:
+    seq = {"Node Type": "Seq Scan", "Relation Name": "agent_runtime_runs"}
+    top = {"Node Type": "Limit", "Plans": [seq], "Actual Rows": 1, "Shared Hit Blocks": 5, "Shared Read Blocks": 6}
+    reading = scale.reading_of("list", {"Plan": top, "Execution Time": 1.5})
+    assert (reading.scans, reading.is_by_index, reading.pages) == (("Seq Scan runs",), False, 11)
 
 
 PEERS_COMMON = """
