@@ -42,7 +42,7 @@ MOST_KEYS = 50_000
 SPLIT_FROM = 128
 """From so many appends on, a commit goes in two statements at once: one is carried while the other is packed."""
 MOST_BEATS = 2_000
-"""How many heartbeats go in one statement: two statements are carried at once, and an append gets in between."""
+"""How many heartbeats go in one statement: two statements are carried at once, and an append waits for one at most."""
 POST_TRIES = 4
 LOADS_TAKE = 12
 """How many times longer than another statement the records of many runs may take."""
