@@ -83,7 +83,7 @@ def measure(bench: Bench, names: Sequence[str]) -> list[Row]:
 
 def as_text(facts: str, sections: Mapping[str, Sequence[Row]]) -> str:
     """A table for each store that was measured on."""
-    return "\n".join([facts, *(f"\n### {name}\n\n{markdown(rows)}" for name, rows in sections.items() if rows)])
+    return "\n\n".join([facts, *(f"### {name}\n\n{markdown(rows).strip()}" for name, rows in sections.items() if rows)])
 
 
 def as_json(facts: str, sections: Mapping[str, Sequence[Row]]) -> str:
