@@ -213,10 +213,12 @@ WITH r AS MATERIALIZED (SELECT key << 24 AS start FROM {runs} WHERE run_id = $1)
 SELECT place & 16777215, epoch, kind, call, attempt, body, seal FROM {journal}
 WHERE place BETWEEN (SELECT start + 1 + least($2::int8, 16777215) FROM r) AND (SELECT start + 16777215 FROM r) ORDER BY place;
 
--- select_all_records: the records of many runs
-SELECT j.place & 16777215, j.epoch, j.kind, j.call, j.attempt, j.body, j.seal, k.key
-FROM unnest($1::int8[]) AS k (key) JOIN {journal} j ON j.place BETWEEN k.key << 24 AND (k.key << 24) + 16777215
-ORDER BY j.place;
+-- select_all_records: the records of many runs, those of each in order. Run by run: a join that is ordered as a whole may be
+-- worked by reading the whole journal in order.
+SELECT j.*, k.key FROM unnest($1::int8[]) AS k (key), LATERAL (
+    SELECT place & 16777215, epoch, kind, call, attempt, body, seal FROM {journal}
+    WHERE place BETWEEN k.key << 24 AND (k.key << 24) + 16777215 ORDER BY place
+) j;
 
 -- list_unfinished: rows that are not final, by id
 SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
