@@ -185,9 +185,9 @@ class GroupCommit:
         return answers
 
     async def _send_one(self, member: Member, append: Append, error: Exception, tries: int) -> None:
-        """Send one append until it has an answer, or it has failed for certain too often."""
+        """Send one append until it has an answer, or it has failed for certain too often; a refusal of its own is final."""
         pause = FIRST_PAUSE_SECONDS
-        while tries < DEFINITE_TRIES and not isinstance(error, StoreRefused):
+        while tries < DEFINITE_TRIES and not (tries and isinstance(error, StoreRefused)):
             if tries:
                 await self._pause(member, pause)
                 pause *= 2
