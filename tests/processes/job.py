@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
@@ -76,13 +77,15 @@ class Saw:
 class Job:
     """The main job in one folder, with nothing configured but what a test says."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, url: str | None = None) -> None:
+        """Its store is a file in the folder, unless a URL leads elsewhere."""
         self.folder = folder / "job"
         self.folder.mkdir()
         self._printed = folder
         self._starts = 0
         self.store = self.folder / "agent_runtime.db"
-        self.key = self.folder / "agent_runtime.db.key"
+        self.url = url
+        self.key = self.folder / ("agent_runtime.key" if url else "agent_runtime.db.key")
         self.mocks = self.folder / "agent_runtime.mock.db"
 
     def run(self, *, prefix: Sequence[str] = (), module: Sequence[str] = ("agent_runtime",), **settings: str) -> Ended:
@@ -98,6 +101,7 @@ class Job:
         self._starts += 1
         out, err = (self._printed / f"{self._starts}.{stream}" for stream in ("out", "err"))
         command = [*prefix, sys.executable, "-m", *module]
+        settings = ({"DATABASE_URL": self.url} if self.url else {}) | settings
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(command, cwd=self.folder, env=environment(settings), stdout=stdout, stderr=stderr)
         try:
@@ -111,6 +115,10 @@ class Job:
 
     def dump(self) -> Dump:
         return dump(self.store)
+
+    def statuses(self) -> dict[str, int]:
+        """The status of each run."""
+        return statuses(self.store) if self.url is None else asyncio.run(_postgres_statuses(self.url))
 
     def files(self) -> list[str]:
         """What stands in the folder; the side files of an open database aside."""
@@ -160,6 +168,16 @@ def column(store: Path, name: str) -> dict[str, Any]:
         return dict(connection.execute(f"SELECT run_id, {name} FROM runs"))
     finally:
         connection.close()
+
+
+async def _postgres_statuses(url: str) -> dict[str, int]:
+    import asyncpg
+
+    connection = await asyncpg.connect(url)
+    try:
+        return dict(await connection.fetch("SELECT run_id, status FROM agent_runtime_runs"))
+    finally:
+        await connection.close()
 
 
 def until(happened: Callable[[], object], what: str, *, seconds: float = PATIENCE_SECONDS) -> None:
