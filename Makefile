@@ -30,7 +30,7 @@ format: setup ## format the code and mend what the linter can mend
 	$(PYTHON_IN_VENV) -m ruff format .
 
 sweep: setup ## crash at every commit of a run and recover, on every store
-	$(PYTHON_IN_VENV) -m agent_runtime.testing.crash_sweep
+	$(PYTHON_IN_VENV) scripts/with_postgres.py $(PYTHON_IN_VENV) -m agent_runtime.testing.crash_sweep --postgres '{url}'
 
 bench: setup ## measure steps a second, commits a step, growth and memory
 	$(PYTHON_IN_VENV) bench/run.py
