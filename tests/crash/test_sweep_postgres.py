@@ -18,13 +18,13 @@ from tests.servers import Server
     [("one call a reply", "grouped", 24), ("three side by side", "grouped", 15), ("one doubt", "each", 20)],
 )
 def test_a_run_recovers_from_a_death_at_every_moment_on_a_server(
-    scenario: str, commits: str, cells: int, postgres: Server, tmp_path: Path
+    scenario: str, commits: str, cells: int, one_postgres: Server, tmp_path: Path
 ) -> None:
-    jobs = plan(scenarios=[scenario], commits=[commits], stores=["postgres"], depth=1, postgres=postgres.url)
+    jobs = plan(scenarios=[scenario], commits=[commits], stores=["postgres"], depth=1, postgres=one_postgres.url)
     report = work_all(jobs, tmp_path, processes=1, show=lambda done, cells: None)
     assert report.holds, str(report)
     assert report.cells >= cells
-    schemas = postgres.sql("SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 'sweep_%'")
+    schemas = one_postgres.sql("SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 'sweep_%'")
     assert schemas == "0", "nothing of it is left there"
 
 

@@ -189,7 +189,7 @@ async def test_a_recovery_whose_claim_is_struck_ends_as_if_nothing_had_happened(
     stage: Stage, commits: str, trouble: str
 ) -> None:
     stage.commits, stage.registry = commits, stage.idempotent
-    await _die_after_the_act(stage)
+    await die_after_the_act(stage)
     fault = TROUBLES[trouble](holds(*CLAIM))
     result = await stage.recover(stage.open(fault))
     assert (result.status, result.output, result.llm_calls) == ("done", "sent", 2)
@@ -361,7 +361,7 @@ class LosesOne(SQLiteCheckpointStore):
         return True
 
 
-async def _die_after_the_act(stage: Stage) -> None:
+async def die_after_the_act(stage: Stage) -> None:
     """A worker that mailed, and died before it wrote that down."""
     stage.life = Life(Moment(Where.AFTER_ACT, 1))
     with pytest.raises(SimulatedCrash):

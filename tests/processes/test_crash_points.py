@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.crash import CrashPoint
-from tests.conftest import NOWHERE, Servers
 from tests.mock.asking import launched
 from tests.processes.job import Ended, Job, args_of, assert_refused, saw
-from tests.servers import own_origins
+from tests.servers import Server
 
 RUN = "demo"
 DONE = 8
@@ -56,11 +55,11 @@ on_each_store = pytest.mark.parametrize("job", ["sqlite", "postgres"], indirect=
 
 
 @pytest.fixture
-def job(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Job:
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
     """The main job, on SQLite if nothing else is said."""
     if getattr(request, "param", "sqlite") == "sqlite":
         return Job(tmp_path)
-    server = servers(next(iter(own_origins()), NOWHERE))
+    server: Server = request.getfixturevalue("one_postgres")
     return Job(tmp_path, url=server.url_as("postgres", database=server.database()))
 
 
