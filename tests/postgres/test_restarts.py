@@ -92,6 +92,13 @@ async def store(server: Server) -> AsyncIterator[PostgresCheckpointStore]:
         await store.close()
 
 
+async def until_it_is_missed(store: PostgresCheckpointStore) -> None:
+    """From now on the store is refused a session, and is in no doubt about a statement."""
+    async with asyncio.timeout(20):
+        while not all(connection.is_closed() for connection in store._link._idle):
+            await SYSTEM_CLOCK.sleep(0.005)
+
+
 async def assert_all_done(work: Work, results: list[LoopResult], *, epoch: int = 1) -> None:
     assert [result.status for result in results] == ["done"] * RUNS
     assert work.remote.count() == RUNS
@@ -108,6 +115,7 @@ async def test_a_server_that_is_away_for_a_while_under_running_work_ends_no_run(
     running = work.start_all()
     await work.all_wait()
     (server.stop if how == "stopped" else server.kill)()
+    await until_it_is_missed(store)
     work.let_go()
     await asyncio.wait([running], timeout=1.0)
     assert not running.done(), "each waits for its server"
@@ -124,6 +132,7 @@ async def test_a_server_that_stays_away_is_given_up_before_the_lease_ends_and_th
     )
     await work.all_wait()
     server.stop()
+    await until_it_is_missed(work.store)
     began = monotonic()
     work.let_go()
     endings = await asyncio.wait_for(running, 20)
@@ -216,6 +225,7 @@ async def test_a_server_without_a_free_session_is_waited_for(server: Server) -> 
     await work.all_wait()
     server.sql(f"ALTER ROLE {user} CONNECTION LIMIT 0")
     server.terminate_backends(user=user)
+    await until_it_is_missed(store)
     work.let_go()
     await asyncio.wait([running], timeout=0.5)
     assert not running.done()
