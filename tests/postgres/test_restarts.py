@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from agent_runtime.clock import SYSTEM_CLOCK
-from agent_runtime.errors import CheckpointConflict, StoreRefused, StoreUnavailable
+from agent_runtime.errors import CheckpointConflict, RecoveryNeedsDecision, StoreRefused, StoreUnavailable
 from agent_runtime.journal.records import RunStatus
 from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
 from agent_runtime.stores.postgres import PostgresCheckpointStore
@@ -232,3 +232,27 @@ async def test_a_server_without_a_free_session_is_waited_for(server: Server) -> 
     server.sql(f"ALTER ROLE {user} CONNECTION LIMIT -1")
     await assert_all_done(work, await running)
     await store.close()
+
+
+# Clocks.
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_a_clock_of_the_server_that_jumps_lets_a_run_be_taken_early_and_nothing_is_lost_or_done_twice(
+    server: Server, store: PostgresCheckpointStore, hours: int
+) -> None:
+    work = Work(store)
+    running = asyncio.ensure_future(work.run("run-0"))
+    await work.all_wait(1)
+    # What the owner's last beat looks like once the clock has jumped by so much.
+    await store._link.write(
+        lambda db: db.execute(f"UPDATE {store._sql.table('runs')} SET heartbeat_at = heartbeat_at - {hours * 3_600_000_000}")
+    )
+    with pytest.raises(RecoveryNeedsDecision):
+        await work.recover("run-0")
+    work.let_go()
+    with pytest.raises(CheckpointConflict, match="this worker has stopped"):
+        await running
+    assert work.remote.count() == 1
+    [row] = await store.list_runs()
+    assert (row.status, row.epoch) == (RunStatus.BLOCKED, 2)

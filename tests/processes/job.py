@@ -118,7 +118,7 @@ class Job:
 
     def statuses(self) -> dict[str, int]:
         """The status of each run."""
-        return statuses(self.store) if self.url is None else asyncio.run(_postgres_statuses(self.url))
+        return statuses(self.url or self.store)
 
     def files(self) -> list[str]:
         """What stands in the folder; the side files of an open database aside."""
@@ -146,8 +146,10 @@ def saw(state: Path) -> Saw:
     return Saw(asked, requests, ids, kinds)
 
 
-def dump(store: Path) -> Dump:
-    """Every row of every table, as another program would read it."""
+def dump(store: Path | str) -> Dump:
+    """Every row of every table, as another program would read it, in a file or in a database by its URL."""
+    if isinstance(store, str):
+        return asyncio.run(_dump_database(store))
     connection = sqlite3.connect(f"file:{store}?mode=ro", uri=True)
     try:
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")]
@@ -156,13 +158,30 @@ def dump(store: Path) -> Dump:
         connection.close()
 
 
-def statuses(store: Path) -> dict[str, int]:
+async def _dump_database(url: str) -> Dump:
+    import asyncpg
+
+    connection = await asyncpg.connect(url)
+    try:
+        found = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
+        names: list[str] = [row[0] for row in found]
+        tables = [await connection.fetch(f"SELECT * FROM {name} t ORDER BY t") for name in names]
+    finally:
+        await connection.close()
+    return {
+        name.removeprefix("agent_runtime_"): [tuple(row) for row in rows] for name, rows in zip(names, tables, strict=True)
+    }
+
+
+def statuses(store: Path | str) -> dict[str, int]:
     """The status of each run."""
     return column(store, "status")
 
 
-def column(store: Path, name: str) -> dict[str, Any]:
+def column(store: Path | str, name: str) -> dict[str, Any]:
     """One column of each run's row."""
+    if isinstance(store, str):
+        return asyncio.run(_column_of_database(store, name))
     connection = sqlite3.connect(f"file:{store}?mode=ro", uri=True)
     try:
         return dict(connection.execute(f"SELECT run_id, {name} FROM runs"))
@@ -170,12 +189,12 @@ def column(store: Path, name: str) -> dict[str, Any]:
         connection.close()
 
 
-async def _postgres_statuses(url: str) -> dict[str, int]:
+async def _column_of_database(url: str, name: str) -> dict[str, Any]:
     import asyncpg
 
     connection = await asyncpg.connect(url)
     try:
-        return dict(await connection.fetch("SELECT run_id, status FROM agent_runtime_runs"))
+        return dict(await connection.fetch(f"SELECT run_id, {name} FROM agent_runtime_runs"))
     finally:
         await connection.close()
 
