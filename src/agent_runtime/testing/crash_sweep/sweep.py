@@ -145,7 +145,7 @@ class _Sweep:
 
     def _write_down(self, world: World, deaths: Deaths) -> None:
         row = self._row
-        count = sum(death is not None for death in deaths)
+        count = sum(life.is_over for life in world.lives)  # one that was to come and did not is none
         row.cells += [0] * (count + 1 - len(row.cells))
         row.cells[count] += 1
         row.decisions += world.decisions
