@@ -10,6 +10,8 @@ from agent_runtime.errors import InvalidSetting
 from agent_runtime.testing.crash_sweep.__main__ import main
 from agent_runtime.testing.crash_sweep.matrix import plan, work_all
 from agent_runtime.testing.crash_sweep.severed import Severing
+from agent_runtime.testing.faults import FaultyStore, Life, Moment, SimulatedCrash, Where
+from agent_runtime.testing.store_contract import Draft
 from tests.servers import Server
 
 
@@ -47,3 +49,20 @@ def test_a_sweep_on_postgres_without_a_server_is_refused(capsys: pytest.CaptureF
 def test_an_address_that_no_proxy_can_stand_before_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="USER@HOST"):
         Severing("postgresql:///database?host=/tmp")
+
+
+async def test_a_sweep_whose_writes_are_not_seen_on_their_way_ends_with_an_error(one_postgres: Server) -> None:
+    with pytest.raises(InvalidSetting, match="passed whole"):
+        await die_past_the_proxy(one_postgres.url)
+
+
+async def die_past_the_proxy(url: str) -> None:
+    """A worker dies at its first write, whose way the proxy does not see."""
+    async with Severing(url) as server:
+        store = await server.make_store()
+        worker = server.open_store(store, Life(Moment(Where.BEFORE_WRITE, 1)))
+        assert isinstance(worker, FaultyStore)
+        worker.inner = store
+        with pytest.raises(SimulatedCrash):
+            await worker.commit([Draft.of().open()])
+        await store.close()

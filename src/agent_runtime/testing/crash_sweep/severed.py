@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -32,6 +32,7 @@ class Severing:
         self._proxy = TcpProxy(parts.hostname, parts.port or 5432)
         self._parts = parts
         self._schemas: list[str] = []
+        self._strikes: list[Strike] = []
 
     async def __aenter__(self) -> Severing:
         await self._proxy.__aenter__()
@@ -42,6 +43,12 @@ class Severing:
     ) -> None:
         await self._proxy.__aexit__(kind, error, trace)
         await self._drop_schemas()
+        whole = sum(not strike.struck.is_set() for strike in self._strikes)
+        if whole and error is None:
+            raise InvalidSetting(
+                f"{whole} writes that were to be cut passed whole: expected to see them on their way to the server, found "
+                "nothing of them there; let the URL say sslmode=disable"
+            )
 
     async def make_store(self) -> CheckpointStore:
         """An empty store, in a schema that goes with the block."""
@@ -52,7 +59,11 @@ class Severing:
         """A worker's way to the latest store."""
         user, _, _ = self._parts.netloc.rpartition("@")
         through = self._parts._replace(netloc=f"{user}@127.0.0.1:{self._proxy.port}").geturl()
-        return _SeveredStore(PostgresCheckpointStore(through, schema=self._schemas[-1]), life, self._proxy)
+        return _SeveredStore(PostgresCheckpointStore(through, schema=self._schemas[-1]), life, self._strike)
+
+    def _strike(self, write: Sequence[Append], way: Way) -> None:
+        """Cut the connection that carries this write and no other: a head is drawn from all that stands before it."""
+        self._strikes.append(self._proxy.strike(How.LOST, way, matching=write[0].row.head))
 
     async def _drop_schemas(self) -> None:
         import asyncpg
@@ -68,9 +79,9 @@ class Severing:
 class _SeveredStore(FaultyStore):
     """The store, whose connection is cut in the write at which its worker dies."""
 
-    def __init__(self, inner: CheckpointStore, life: Life, proxy: TcpProxy) -> None:
+    def __init__(self, inner: CheckpointStore, life: Life, strike: Callable[[Sequence[Append], Way], None]) -> None:
         super().__init__(inner, life=life)
-        self._proxy = proxy
+        self._strike = strike
         self._in_flight: set[asyncio.Future[None]] = set()
 
     async def commit(self, appends: Sequence[Append]) -> list[Answer]:
@@ -89,23 +100,15 @@ class _SeveredStore(FaultyStore):
         await super().close()
 
     async def _commit(self, appends: Sequence[Append]) -> list[Answer]:
-        strikes: list[Strike] = []
         if self.life.ends_next(Where.BEFORE_WRITE):
-            strikes.append(self._strike(appends, Way.TO_SERVER))
+            self._strike(appends, Way.TO_SERVER)
             with suppress(StoreUnavailable):  # whatever the store makes of it, nobody is left to be told
                 await self.inner.commit(appends)
         elif self.life.ends_next(Where.AFTER_WRITE):
-            strikes.append(self._strike(appends, Way.TO_CLIENT))
-        try:
-            return await super().commit(appends)
-        finally:
-            assert all(strike.struck.is_set() for strike in strikes), "the write passed whole, so it is not seen on its way"
-
-    def _strike(self, appends: Sequence[Append], way: Way) -> Strike:
-        """Cut the connection that carries this write and no other: a head is drawn from all that stands before it."""
-        return self._proxy.strike(How.LOST, way, matching=appends[0].row.head)
+            self._strike(appends, Way.TO_CLIENT)
+        return await super().commit(appends)
 
     def reopen(self) -> FaultyStore:
-        again = _SeveredStore(self.inner.reopen(), self.life, self._proxy)
+        again = _SeveredStore(self.inner.reopen(), self.life, self._strike)
         again.counts = self.counts
         return again
