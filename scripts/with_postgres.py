@@ -5,6 +5,7 @@ The server is one of the tests' (tests/servers.py): nothing is left of it when t
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -16,6 +17,7 @@ from tests.servers import Origin, own_origins, start
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the command is ended with this process
     with closing(start(next(iter(own_origins()), Origin("nowhere")))) as server:
         return subprocess.run([word.replace("{url}", server.url) for word in sys.argv[1:]], check=False).returncode
 

@@ -34,9 +34,8 @@ def test_a_server_that_is_named_is_swept_and_none_is_needed() -> None:
     assert {job.store for job in plan()} == {"sqlite", "memory"}
     jobs = plan(postgres="postgresql://me@host/database")
     assert {job.store for job in jobs} == {"sqlite", "memory", "postgres"}
-    assert {(job.commits, job.depth) for job in jobs if job.store == "postgres"} == {
-        (commits, depth) for commits in ("grouped", "each") for depth in (1, 2)
-    }
+    found = {(job.commits, job.depth) for job in jobs if job.store == "postgres"}
+    assert found == {("grouped", 1), ("grouped", 2), ("each", 1)}
 
 
 def test_a_sweep_on_postgres_without_a_server_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ def plan(
 def _usual_depth(scenario: str, commits: str, store: str) -> int:
     """Three deaths where there are few moments and no disk to wait for; two or one where each is a server's."""
     if store == "postgres":
-        return 2 if ALL[scenario] in SHORT_SCENARIOS else 1
+        return 2 if ALL[scenario] in SHORT_SCENARIOS and commits == "grouped" else 1
     return 3 if ALL[scenario] in SHORT_SCENARIOS and commits == "grouped" and store == "memory" else 2
 
 
