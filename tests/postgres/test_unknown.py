@@ -243,7 +243,8 @@ DEATHS: dict[str, type[Trouble]] = {
 
 async def assert_ends_undisturbed(scene: Scene, kind: str, trouble: type[Trouble]) -> None:
     fault = trouble(scene, holds(*KINDS[kind]))
-    result = await scene.run(scene.open(fault))
+    # No heartbeat comes in between: it would be one more write that waits in the server.
+    result = await scene.run(scene.open(fault), lease_seconds=120, heartbeat_seconds=60)
     assert (result.status, result.output, result.llm_calls) == ("done", "sent", 2)
     assert scene.remote.count() == scene.remote.count_requests() == 1
     assert await scene.records() == UNDISTURBED
