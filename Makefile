@@ -32,7 +32,7 @@ format: setup ## format the code and mend what the linter can mend
 	$(PYTHON_IN_VENV) -m ruff format .
 
 sweep: setup ## crash at every commit of a run and recover, on every store
-	$(PYTHON_IN_VENV) -m agent_runtime.testing.crash_sweep
+	$(PYTHON_IN_VENV) scripts/with_postgres.py $(PYTHON_IN_VENV) -m agent_runtime.testing.crash_sweep --postgres '{url}'
 
 chaos: setup ## kill, freeze and cut off workers, supervisors and the store (MINUTES=2, STORE=postgres or sqlite, SEED=)
 	$(PYTHON_IN_VENV) -m tests.chaos --minutes $(MINUTES) --store $(STORE) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
