@@ -2,9 +2,11 @@
 
 PYTHON_IN_VENV := .venv/bin/python
 PYTEST_ARGS ?= -q -n 2
+MINUTES ?= 2
+STORE ?= postgres
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format sweep bench pins clean
+.PHONY: help setup demo test check format sweep chaos bench pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -30,7 +32,10 @@ format: setup ## format the code and mend what the linter can mend
 	$(PYTHON_IN_VENV) -m ruff format .
 
 sweep: setup ## crash at every commit of a run and recover, on every store
-	$(PYTHON_IN_VENV) -m agent_runtime.testing.crash_sweep
+	$(PYTHON_IN_VENV) scripts/with_postgres.py $(PYTHON_IN_VENV) -m agent_runtime.testing.crash_sweep --postgres '{url}'
+
+chaos: setup ## kill, freeze and cut off workers, supervisors and the store (MINUTES=2, STORE=postgres or sqlite, SEED=)
+	$(PYTHON_IN_VENV) -m tests.chaos --minutes $(MINUTES) --store $(STORE) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
 
 bench: setup ## measure steps a second, commits a step, growth and memory
 	$(PYTHON_IN_VENV) bench/run.py

@@ -8,7 +8,7 @@ CREATE TABLE agent_runtime_store (
 );
 
 CREATE TABLE agent_runtime_runs (
-    key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    key bigint GENERATED ALWAYS AS IDENTITY (MAXVALUE 549755813887) PRIMARY KEY,
     created_at bigint NOT NULL,
     updated_at bigint NOT NULL,
     heartbeat_at bigint NOT NULL,
@@ -34,9 +34,8 @@ CREATE TABLE agent_runtime_runs (
 CREATE INDEX agent_runtime_unfinished ON agent_runtime_runs (run_id) WHERE status < 8;
 
 CREATE TABLE agent_runtime_journal (
-    key bigint NOT NULL,
-    epoch bigint NOT NULL,
-    number integer NOT NULL CHECK (number >= 1),
+    place bigint NOT NULL CHECK (place >> 24 >= 1 AND place & 16777215 >= 1),
+    epoch integer NOT NULL CHECK (epoch >= 1),
     attempt integer NOT NULL,
     kind smallint NOT NULL,
     call text NOT NULL,
@@ -44,7 +43,7 @@ CREATE TABLE agent_runtime_journal (
     seal bytea NOT NULL
 );
 
-CREATE UNIQUE INDEX agent_runtime_numbers ON agent_runtime_journal (key, number);
+CREATE UNIQUE INDEX agent_runtime_numbers ON agent_runtime_journal (place);
 
 CREATE TABLE agent_runtime_checkpoints (
     key bigint PRIMARY KEY,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 
 from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.entropy import SYSTEM_ENTROPY
@@ -13,10 +12,11 @@ from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Commits, Journal, new_row
 from agent_runtime.journal.records import OWNER_SIZE, RecordKind, RunStatus
 from agent_runtime.journal.seal import KeyRing, sealer_for
+from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.lease import claimed_body, own_mark
 from agent_runtime.run import LEASE_SECONDS
-from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from bench.job import Figures
+from bench.places import store_in
 from bench.workload import FIRST_MESSAGE, LAST_TEXT, Stopwatch, call_args, call_id, closed_loop, reply_text, tool_result
 
 KEY = bytes(range(32))
@@ -37,7 +37,7 @@ class Bodies:
         self.ended = _json({"status": "done"})
 
 
-async def write_run(store: SQLiteCheckpointStore, ring: KeyRing, run_id: str, bodies: Bodies) -> None:
+async def write_run(store: CheckpointStore, ring: KeyRing, run_id: str, bodies: Bodies) -> None:
     """The records and the barriers of a run, as the loop sets them."""
     sealer = sealer_for(ring, tenant="", run_id=run_id)
     row = new_row(
@@ -70,11 +70,11 @@ async def _ask(journal: Journal, step: int, bodies: Bodies) -> None:
     await journal.barrier()
 
 
-def crowd(*, folder: str, runs: int, steps: int, in_flight: int) -> Figures:
+def crowd(*, folder: str, runs: int, steps: int, in_flight: int, url: str = "") -> Figures:
     """The journals of many short runs at once."""
 
     async def work() -> Figures:
-        store, ring, bodies = SQLiteCheckpointStore(os.path.join(folder, "ours.db")), KeyRing.of(KEY), Bodies(steps)
+        store, ring, bodies = store_in(folder, url), KeyRing.of(KEY), Bodies(steps)
         await write_run(store, ring, WARM_RUN, bodies)
         watch = Stopwatch()
         await closed_loop((f"r{at}" for at in range(runs)), in_flight, lambda run: write_run(store, ring, run, bodies))

@@ -7,15 +7,17 @@ import compileall
 import json
 import os
 import platform
-import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import agent_runtime
-from bench.measures import MEASURES
+from bench.backends import Backend, postgres_backend
+from bench.measures import MEASURES, WITHOUT_SERVER
 from bench.table import Row, between_marks, markdown
 from bench.turns import QUICK, TOP, Bench, Sizes
 
@@ -36,13 +38,27 @@ def main(arguments: Sequence[str]) -> int:
             Path(peers).resolve() if peers else None,
             say=lambda line: print(line, file=sys.stderr, flush=True),
         )
-        rows = measure(bench, chosen.measures or list(MEASURES))
-        facts = machine_facts(Path(base), bench)
-    print(as_json(facts, rows) if chosen.json else f"{facts}\n\n{markdown(rows)}")
+        with _backends(chosen.store, Path(chosen.dir) if chosen.dir else None) as backends:
+            sections = {
+                backend.name: measure(replace(bench, backend=backend), chosen.measures or list(MEASURES))
+                for backend in backends
+            }
+            facts = machine_facts(Path(base), bench, backends)
+    print(as_json(facts, sections) if chosen.json else as_text(facts, sections))
     if chosen.write:
         page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(between_marks(page, f"{facts}\n\n{markdown(rows)}"), encoding="utf-8")
+        PAGE.write_text(between_marks(page, as_text(facts, sections)), encoding="utf-8")
     return 0
+
+
+@contextmanager
+def _backends(stores: str, parent: Path | None) -> Iterator[list[Backend]]:
+    """What is measured on, for as long as it is."""
+    with ExitStack() as stack:
+        backends = [Backend()] if stores in ("sqlite", "both") else []
+        if stores in ("postgres", "both"):
+            backends.append(stack.enter_context(postgres_backend(parent)))
+        yield backends
 
 
 def _compile_package() -> None:
@@ -54,26 +70,34 @@ def _compile_package() -> None:
 
 
 def measure(bench: Bench, names: Sequence[str]) -> list[Row]:
-    """The rows of the measures named."""
+    """The rows of the measures named, on the backend of the bench."""
     rows = []
     for name in names:
+        if name in WITHOUT_SERVER and bench.backend.name != Backend.name:
+            continue
         began = time.monotonic()
         rows += MEASURES[name](bench)
-        bench.say(f"{name}: {time.monotonic() - began:.0f} s")
+        bench.say(f"{bench.backend.name}, {name}: {time.monotonic() - began:.0f} s")
     return rows
 
 
-def as_json(facts: str, rows: Sequence[Row]) -> str:
+def as_text(facts: str, sections: Mapping[str, Sequence[Row]]) -> str:
+    """A table for each store that was measured on."""
+    return "\n\n".join([facts, *(f"### {name}\n\n{markdown(rows).strip()}" for name, rows in sections.items() if rows)])
+
+
+def as_json(facts: str, sections: Mapping[str, Sequence[Row]]) -> str:
     """Every figure of every round."""
-    return json.dumps({"machine": facts, "rows": [row.to_plain() for row in rows]}, ensure_ascii=False, indent=1)
+    plain = [{"store": name, **row.to_plain()} for name, rows in sections.items() for row in rows]
+    return json.dumps({"machine": facts, "rows": plain}, ensure_ascii=False, indent=1)
 
 
-def machine_facts(base: Path, bench: Bench) -> str:
+def machine_facts(base: Path, bench: Bench, backends: Sequence[Backend]) -> str:
     """What the figures were measured on, without a date."""
     rounds = "one round" if bench.rounds == 1 else f"medians of {bench.rounds} rounds"
     return (
         f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, {platform.python_implementation()} "
-        f"{platform.python_version()}, SQLite {sqlite3.sqlite_version} on {file_system(base)}; {rounds}."
+        f"{platform.python_version()}, {', '.join(backend.facts for backend in backends)}, on {file_system(base)}; {rounds}."
     )
 
 
@@ -91,6 +115,7 @@ def file_system(path: Path) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench/run.py", description="Our speed beside the floor, in turns in one pass.")
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"which of {', '.join(MEASURES)}; all by default")
+    parser.add_argument("--store", choices=("sqlite", "postgres", "both"), default="both", help="what runs are kept in; both")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds of each measure, {ROUNDS} by default")
     parser.add_argument("--quick", action="store_true", help="less work and one round: to see that it runs, not how fast")
     parser.add_argument("--json", action="store_true", help="every figure of every round as JSON instead of the table")

@@ -33,7 +33,7 @@ def _crowd_at(bench: Bench, in_flight: int) -> list[Row]:
     sizes = bench.sizes
     options = {"runs": sizes.runs, "steps": sizes.steps, "in_flight": in_flight}
     floor = bench.job("floor.crowd", **options)
-    theirs = floor_job(bench, "sqlite-gc", "conc", "--runs", sizes.runs, "--n", sizes.steps, "--conc", in_flight)
+    theirs = floor_job(bench, "gc", "conc", "--runs", sizes.runs, "--n", sizes.steps, "--conc", in_flight)
     what = f"{sizes.runs:,} runs × {sizes.steps} steps, {in_flight} in flight"
     ours, (own_floor, *peers) = bench.in_turns(what, bench.job("ours.crowd", **options), floor, *theirs)
     alone, (floor_of_alone,) = bench.in_turns(f"{what}: the journal alone", bench.job("alone.crowd", **options), floor)
@@ -44,34 +44,36 @@ def _crowd_at(bench: Bench, in_flight: int) -> list[Row]:
         _speed_row(f"{what}: the journal alone", steps, alone, floor_of_alone, at_least(0.8)),
         _cpu_row(f"{what}: CPU a step of the journal alone", steps, alone, floor_of_alone, None),
     ]
-    rows += [_speed_row(f"{what}, to the peers' sqlite-gc", steps, ours, found, at_least(0.5)) for found in peers]
+    rows += [
+        _speed_row(f"{what}, to the peers' {bench.backend.floors}-gc", steps, ours, found, at_least(0.5)) for found in peers
+    ]
     return rows
 
 
 def long(bench: Bench) -> list[Row]:
     """One long run."""
     steps = bench.sizes.long_steps
-    theirs = [job for form in ("4c", "2c") for job in floor_job(bench, f"sqlite-{form}", "seq", "--n", steps)]
+    theirs = [job for form in ("4c", "2c") for job in floor_job(bench, form, "seq", "--n", steps)]
     what = f"one run of {steps:,} steps"
-    flat = ours_at_most(1.2)
+    flat, goal = ours_at_most(1.2), at_least(bench.backend.long_ratio)
     ours, (own_floor, *peers) = bench.in_turns(
         what, bench.job("ours.long", steps=steps), bench.job("floor.long", steps=steps), *theirs
     )
     rows = [
-        _speed_row(what, steps, ours, own_floor, at_least(1.3)),
+        _speed_row(what, steps, ours, own_floor, goal),
         _cpu_row(f"{what}: CPU a step", steps, ours, own_floor, None),
         _row(f"{what}: time of a late step to an early one", Unit.TIMES, ours, own_floor, itemgetter("grown"), flat),
         _row(f"{what}: CPU of a late step to an early one", Unit.TIMES, ours, own_floor, itemgetter("cpu_grown"), flat),
     ]
     rows += [
-        _speed_row(f"{what}, to the peers' sqlite-{form}", steps, ours, found, goal)
-        for form, found, goal in zip(("4c", "2c"), peers, (at_least(1.3), None), strict=False)
+        _speed_row(f"{what}, to the peers' {bench.backend.floors}-{form}", steps, ours, found, its_goal)
+        for form, found, its_goal in zip(("4c", "2c"), peers, (goal, None), strict=False)
     ]
     return rows
 
 
 def kept(bench: Bench) -> list[Row]:
-    """What a step leaves in the file, and in how many commits: the difference of a long and a short run."""
+    """What a step leaves in the store, and in how many commits: the difference of a long and a short run."""
     sizes = bench.sizes
     bench.say("bytes and commits a step")
     ours = _marginal(bench, "ours.kept", sizes.kept_steps)
@@ -105,7 +107,7 @@ def recovery(bench: Bench) -> list[Row]:
         _recovery_row(f"{what}, to the grouped floor", ours, group_floor, None),
         Row("finished calls run again", Unit.COUNT, [each["again"] for each in ours], goal=ours_is(0)),
     ]
-    rows += [_recovery_row(f"{what}, to the peers' sqlite-4c", ours, found, at_most(1.2)) for found in others]
+    rows += [_recovery_row(f"{what}, to the peers' {bench.backend.floors}-4c", ours, found, at_most(1.2)) for found in others]
     return rows
 
 
@@ -116,16 +118,16 @@ def _recovery_row(what: str, ours: Sequence[Figures], floor: Sequence[Figures], 
 def _killed_and_recovered(bench: Bench, side: str, *, extra_calls: int = 0, **options: object) -> Figures:
     sizes = bench.sizes
 
-    def measure(folder: str) -> Figures:
-        tally = os.path.join(folder, "tally")
-        common = {"folder": folder, "steps": sizes.steps, "tally": tally}
+    def measure(place: dict[str, str]) -> Figures:
+        tally = os.path.join(place["folder"], "tally")
+        common = {**place, "steps": sizes.steps, "tally": tally}
         _be_killed(bench, f"{side}.crash", {**common, "runs": sizes.killed})
         figures = bench.ask(
             f"{side}.recover", {**common, "in_flight": sizes.recover_in_flight, "started_at": time.time(), **options}
         )
         return {**figures, "again": run_again(Path(tally), expected=sizes.killed * (2 * sizes.steps + extra_calls))}
 
-    return bench.in_folder(measure)
+    return bench.in_place(measure)
 
 
 def _be_killed(bench: Bench, job: str, options: dict[str, object]) -> None:
@@ -143,8 +145,8 @@ def _killed_and_recovered_by_peers(bench: Bench, peers: Path) -> Figures:
 
     def measure(folder: str) -> Figures:
         options = ("--runs", sizes.killed, "--n", sizes.steps, "--counter", os.path.join(folder, "tally"))
-        ask_floor(peers, "sqlite-4c", "crash", folder, *options, killed=True)
-        found = ask_floor(peers, "sqlite-4c", "recover", folder, *options, "--t0", time.time())
+        ask_floor(bench, peers, "4c", "crash", folder, *options, killed=True)
+        found = ask_floor(bench, peers, "4c", "recover", folder, *options, "--t0", time.time())
         return {"since_start": found["since_start_s"]}
 
     return bench.in_folder(measure)
@@ -164,6 +166,14 @@ def load(bench: Bench) -> list[Row]:
     what = f"load and verify a run of {bench.sizes.records:,} records"
     ours, (floor,) = bench.in_turns(what, bench.job("ours.load", **options), bench.job("floor.load", **options))
     return [_row(what, Unit.MILLISECONDS, ours, floor, _milliseconds, ours_at_most(15))]
+
+
+def beats(bench: Bench) -> list[Row]:
+    """Say of many runs at once that their owner lives."""
+    options = {"runs": bench.sizes.beating_runs, "times": bench.sizes.beats}
+    what = f"heartbeats of {bench.sizes.beating_runs:,} runs"
+    ours, (floor,) = bench.in_turns(what, bench.job("ours.beats", **options), bench.job("floor.beats", **options))
+    return [_row(what, Unit.MILLISECONDS, ours, floor, _milliseconds, ours_at_most(100))]
 
 
 def start(bench: Bench) -> list[Row]:
@@ -239,8 +249,11 @@ MEASURES: dict[str, Callable[[Bench], list[Row]]] = {
     "kept": kept,
     "recovery": recovery,
     "load": load,
+    "beats": beats,
     "size": size,
 }
+WITHOUT_SERVER = frozenset({"start", "size"})
+"""Measured once, on SQLite: what they are about is not the store."""
 
 
 def _row(

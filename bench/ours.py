@@ -1,4 +1,4 @@
-"""Our side of every measure: the loop through its front door, and the journal alone, on a SQLite file."""
+"""Our side of every measure: the loop through its front door, on a SQLite file or in a Postgres database."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from agent_runtime import Message, Reply, ToolCall, ToolRegistry, ToolSpec, idempotency_key, recover_tool_loop, run_tool_loop
+from agent_runtime.journal.store import AnswerKind
 from agent_runtime.model import ModelFunction
-from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from bench.job import Figures
-from bench.log import LogPin, file_bytes
+from bench.meter import meter_of
+from bench.places import file_in, store_in
 from bench.workload import (
     FIRST_MESSAGE,
     LAST_TEXT,
@@ -43,12 +44,12 @@ class Ours:
         folder: str,
         steps: int,
         *,
+        url: str = "",
         tally: Tally | None = None,
         begun: Callable[[], object] = lambda: None,
         inside_tool: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
-        self.path = os.path.join(folder, "ours.db")
-        self.store = SQLiteCheckpointStore(self.path)
+        self.store = store_in(folder, url)
         self._steps = steps
         self._tally = tally
         self._begun = begun
@@ -111,11 +112,11 @@ def _run_of_call() -> str:
 # The jobs.
 
 
-def crowd(*, folder: str, runs: int, steps: int, in_flight: int) -> Figures:
+def crowd(*, folder: str, runs: int, steps: int, in_flight: int, url: str = "") -> Figures:
     """Many short runs at once."""
 
     async def work() -> Figures:
-        ours = Ours(folder, steps)
+        ours = Ours(folder, steps, url=url)
         await ours.warm()
         watch = Stopwatch()
         await closed_loop((f"r{at}" for at in range(runs)), in_flight, ours.work)
@@ -126,12 +127,12 @@ def crowd(*, folder: str, runs: int, steps: int, in_flight: int) -> Figures:
     return asyncio.run(work())
 
 
-def long(*, folder: str, steps: int) -> Figures:
+def long(*, folder: str, steps: int, url: str = "") -> Figures:
     """One long run."""
     stamps = Stamps()
 
     async def work() -> Figures:
-        ours = Ours(folder, steps, begun=stamps.take)
+        ours = Ours(folder, steps, url=url, begun=stamps.take)
         await ours.warm()
         stamps.clear()
         watch = Stopwatch()
@@ -143,40 +144,38 @@ def long(*, folder: str, steps: int) -> Figures:
     return {**asyncio.run(work()), **stamps.grown()}
 
 
-def kept(*, folder: str, steps: int) -> Figures:
-    """What one run leaves in the file: its bytes once all is in the file itself, and the commits, counted in the log."""
+def kept(*, folder: str, steps: int, url: str = "") -> Figures:
+    """What one run leaves in the store, and in how many commits."""
 
-    async def work() -> int:
-        ours = Ours(folder, steps)
+    async def work() -> Figures:
+        ours = Ours(folder, steps, url=url)
         await ours.warm()
-        with LogPin(ours.path) as pin:
+        with meter_of(file_in(folder), url) as meter:
             await ours.work("long")
-            commits = pin.commits()
+            commits = meter.commits()
         await ours.store.close()
-        return commits
+        return {"commits": commits, "bytes": meter.bytes()}
 
-    commits = asyncio.run(work())
-    payload = sum(payload_of(step) for step in range(steps))
-    return {"bytes": file_bytes(os.path.join(folder, "ours.db")), "commits": commits, "payload": payload}
+    return {**asyncio.run(work()), "payload": sum(payload_of(step) for step in range(steps))}
 
 
-def crash(*, folder: str, runs: int, steps: int, tally: str) -> Figures:
+def crash(*, folder: str, runs: int, steps: int, tally: str, url: str = "") -> Figures:
     """All runs at once until each is inside the same tool call; then this process is killed."""
 
     async def work() -> Figures:
         counted = Tally(tally, kill_at=runs)
-        ours = Ours(folder, steps, tally=counted, inside_tool=counted.enter_tool)
+        ours = Ours(folder, steps, url=url, tally=counted, inside_tool=counted.enter_tool)
         await closed_loop((f"r{at}" for at in range(runs)), runs, ours.work)
         raise AssertionError("expected to be killed")
 
     return asyncio.run(work())
 
 
-def recover(*, folder: str, steps: int, in_flight: int, tally: str, started_at: float) -> Figures:
+def recover(*, folder: str, steps: int, in_flight: int, tally: str, started_at: float, url: str = "") -> Figures:
     """Every unfinished run of the store to its end; `since_start` counts from before this process was made."""
 
     async def work() -> Figures:
-        ours = Ours(folder, steps, tally=Tally(tally))
+        ours = Ours(folder, steps, url=url, tally=Tally(tally))
         runs = [row.run_id for row in await ours.store.list_unfinished(limit=READ_RUNS)]
         await closed_loop(runs, in_flight, ours.recover)
         figures = {"since_start": time.time() - started_at}
@@ -186,7 +185,7 @@ def recover(*, folder: str, steps: int, in_flight: int, tally: str, started_at: 
     return asyncio.run(work())
 
 
-def load(*, folder: str, records: int, times: int) -> Figures:
+def load(*, folder: str, records: int, times: int, url: str = "") -> Figures:
     """Find a run of so many records: read, every seal checked, its history replayed."""
     from agent_runtime.ids import RunId
     from agent_runtime.journal.seal import KeyRing
@@ -194,7 +193,7 @@ def load(*, folder: str, records: int, times: int) -> Figures:
     from agent_runtime.run import Backing
 
     async def work() -> Figures:
-        ours = Ours(folder, records // 4)
+        ours = Ours(folder, records // 4, url=url)
         await ours.work("long")
         backing = Backing(ours.store, KeyRing.of(KEY))
         took, number = [], 0
@@ -205,6 +204,29 @@ def load(*, folder: str, records: int, times: int) -> Figures:
             number = found.stored.row.number
         assert number >= records
         await ours.store.close()
+        return {"wall": middle(took)}
+
+    return asyncio.run(work())
+
+
+def beats(*, folder: str, runs: int, times: int, url: str = "") -> Figures:
+    """A heartbeat of so many runs, which nobody else writes."""
+    from agent_runtime.testing.store_contract import Draft
+
+    async def work() -> Figures:
+        store = store_in(folder, url)
+        drafts = [Draft.of(f"r{at}") for at in range(runs)]
+        openings = [draft.open() for draft in drafts]
+        for start in range(0, runs, READ_RUNS):
+            await store.commit(openings[start : start + READ_RUNS])
+        guards = [(draft.run_id, draft.after(opening).guard) for draft, opening in zip(drafts, openings, strict=True)]
+        took = []
+        for _ in range(times):
+            watch = Stopwatch()
+            answers = await store.renew_all(guards)
+            took.append(watch.read()["wall"])
+            assert all(answer.kind is AnswerKind.OK for answer in answers)
+        await store.close()
         return {"wall": middle(took)}
 
     return asyncio.run(work())

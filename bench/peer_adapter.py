@@ -22,9 +22,11 @@ from agent_runtime import (
     run_tool_loop,
 )
 from agent_runtime.model import ModelFunction
-from agent_runtime.stores.sqlite import SQLiteCheckpointStore
+from agent_runtime.stores import open_store
 
 KEY = bytes(range(32))
+DATABASE = "p_ours"
+"""The name that BENCH_EXTRA gives their harness, too, as `db`."""
 
 tools = ToolRegistry()
 
@@ -56,11 +58,15 @@ def model_of(steps: int) -> ModelFunction:
 
 
 class Ours(common.Base):  # type: ignore[misc]  # as `common` is not known here
-    """A run a tool loop, on one SQLite file."""
+    """A run a tool loop, on one SQLite file; under a name that ends in -pg, in a database of its own."""
 
     async def setup(self) -> None:
-        self.files = os.path.join(self.args.dir, "ours.db")
-        self.store = SQLiteCheckpointStore(self.files)
+        if self.args.variant.endswith("-pg"):
+            self.pg_url = common.db_url(self.args, DATABASE)
+            self.store = open_store(self.pg_url)
+        else:
+            self.files = os.path.join(self.args.dir, "ours.db")
+            self.store = open_store(f"sqlite:///{self.files}")
 
     async def run_one(self, run: str, steps: int) -> None:
         """Go on with the run where it is stored and may be left over, else start it."""

@@ -20,12 +20,16 @@ def floor_file(peers: Path) -> Path:
     return path
 
 
-def ask_floor(peers: Path, variant: str, command: str, folder: str, *options: object, killed: bool = False) -> Figures:
-    """What a variant of the peers' floor measured; nothing where it was to be `killed`."""
-    arguments = [sys.executable, str(floor_file(peers)), variant, command, "--dir", folder, *map(str, options)]
+def ask_floor(
+    bench: Bench, peers: Path, form: str, command: str, folder: str, *options: object, killed: bool = False
+) -> Figures:
+    """What a form of the peers' floor measured; nothing where it was to be `killed`."""
+    variant = f"{bench.backend.floors}-{form}"
+    more, environment = bench.backend.for_peers(fresh=command != "recover")
+    arguments = [sys.executable, str(floor_file(peers)), variant, command, "--dir", folder, *more, *map(str, options)]
     done = subprocess.run(
         arguments, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
     )  # fmt: skip
     if done.returncode != (-9 if killed else 0):
         raise RuntimeError(f"{variant} {command} of the peers ended with {done.returncode}:\n{done.stderr[-2000:]}")
@@ -35,9 +39,9 @@ def ask_floor(peers: Path, variant: str, command: str, folder: str, *options: ob
     return {name: value for name, value in plain.items() if isinstance(value, int | float)}
 
 
-def floor_job(bench: Bench, variant: str, command: str, *options: object) -> list[Measure]:
+def floor_job(bench: Bench, form: str, command: str, *options: object) -> list[Measure]:
     """A measurement of the peers' floor; none where no peers are named."""
     peers = bench.peers
     if peers is None:
         return []
-    return [lambda: bench.in_folder(lambda folder: ask_floor(peers, variant, command, folder, *options))]
+    return [lambda: bench.in_folder(lambda folder: ask_floor(bench, peers, form, command, folder, *options))]

@@ -104,7 +104,11 @@ def ours_is(value: float) -> Goal:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a table that reads well as text, too."""
-    cells = [HEAD, *(_cells(row) for row in rows)]
+    return grid([HEAD, *(_cells(row) for row in rows)])
+
+
+def grid(cells: Sequence[tuple[str, ...]]) -> str:
+    """A table of these lines, the first of which is its head."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rule = tuple("-" * width for width in widths)
     lines = [cells[0], rule, *cells[1:]]

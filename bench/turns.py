@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from bench.backends import Backend
 from bench.job import Figures
 
 TOP = Path(__file__).resolve().parent.parent
@@ -37,9 +38,11 @@ class Sizes:
     loads: int = 15
     idle_runs: int = 2000
     starts: int = 6
+    beating_runs: int = 10_000
+    beats: int = 9
 
 
-QUICK = Sizes(runs=200, long_steps=200, kept_steps=(50, 250), killed=50, idle_runs=1000, starts=4)
+QUICK = Sizes(runs=200, long_steps=200, kept_steps=(50, 250), killed=50, idle_runs=1000, starts=4, beating_runs=2000)
 
 
 def ask_process(name: str, options: dict[str, Any]) -> Figures:
@@ -68,12 +71,17 @@ class Bench:
     rounds: int
     base: Path
     peers: Path | None = None
+    backend: Backend = field(default_factory=Backend)
     ask: Ask = ask_process
     say: Callable[[str], None] = field(default=lambda line: None)
 
     def job(self, name: str, **options: Any) -> Measure:
-        """A measurement in a folder of its own, which is removed after it."""
-        return lambda: self.in_folder(lambda folder: self.ask(name, {"folder": folder, **options}))
+        """A measurement in a folder and a store of its own, which are removed after it."""
+        return lambda: self.in_place(lambda place: self.ask(name, {**place, **options}))
+
+    def in_place(self, measure: Callable[[dict[str, str]], Figures]) -> Figures:
+        with self.backend.place() as place:
+            return self.in_folder(lambda folder: measure({"folder": folder, **place}))
 
     def in_folder(self, measure: Callable[[str], Figures]) -> Figures:
         folder = tempfile.mkdtemp(prefix="bench-", dir=self.base)

@@ -72,3 +72,9 @@ def postgres_url(request: pytest.FixtureRequest, servers: Servers) -> str:
 def postgres(request: pytest.FixtureRequest, servers: Servers) -> Server:
     """A server that others use too, to be given roles and databases, and not to be killed."""
     return servers(request.param)
+
+
+@pytest.fixture(scope="session")
+def one_postgres(servers: Servers) -> Server:
+    """The same, of one origin alone: for what is slow, and does not depend on where the server comes from."""
+    return servers(next(iter(own_origins()), NOWHERE))

@@ -100,11 +100,17 @@ class Server:
     """One Postgres with data of its own on a free port. `user()` makes roles, `kill()` and `start()` do what they say."""
 
     def __init__(
-        self, bindir: Path, *, durable: bool = False, options: dict[str, str] | None = None, copy_of: Server | None = None
+        self,
+        bindir: Path,
+        *,
+        durable: bool = False,
+        options: dict[str, str] | None = None,
+        copy_of: Server | None = None,
+        parent: Path | None = None,
     ) -> None:
         """`durable=False` leaves out the fsync: quick, and safe against a killed server, not against a power cut."""
         _sweep()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
         self.folder.chmod(0o755)
         self.data = self.folder / "data"
         self.log = self.folder / "log"

@@ -5,24 +5,27 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.command import as_json, file_system, machine_facts
+from bench import scale
+from bench.backends import PostgresBackend, postgres_backend
+from bench.command import as_json, as_text, file_system, machine_facts
 from bench.install import core_install
 from bench.job import Figures, work
-from bench.log import LogPin, file_bytes
-from bench.measures import MEASURES, run_again
+from bench.measures import MEASURES, WITHOUT_SERVER, run_again
+from bench.meter import LogPin, ServerMeter, file_bytes
 from bench.table import BEGIN_MARK, END_MARK, Goal, Row, Unit, at_least, at_most, between_marks, markdown, ours_is, written
 from bench.turns import TOP, Bench, Sizes, ask_process
 from bench.workload import late_to_early, payload_of
 
 TINY = Sizes(
     runs=4, steps=3, crowds=(2,), long_steps=10, kept_steps=(1, 5), counted_steps=(1, 3), killed=3, recover_in_flight=2,
-    records=20, loads=1, idle_runs=20, starts=1,
+    records=20, loads=1, idle_runs=20, starts=1, beating_runs=30, beats=2,
 )  # fmt: skip
 
 # Of each measure some rows, and what both sides come to where that is certain.
@@ -33,6 +36,7 @@ ROWS: dict[str, dict[str, tuple[list[float], list[float]] | None]] = {
     "kept": {"stored bytes a step over the payload": None, "commits a step, counted": ([2.0], [4.0])},
     "recovery": {"finished calls run again": ([0.0], [])},
     "load": {"load and verify a run of 20 records": None},
+    "beats": {"heartbeats of 30 runs": None},
     "size": {"memory of an open idle run above its messages": None, "size of the core install": None},
 }
 
@@ -50,9 +54,27 @@ def tiny(tmp_path: Path) -> Bench:
     return Bench(TINY, 1, tmp_path, ask=ask_here)
 
 
+@pytest.fixture(scope="module")
+def on_postgres() -> Iterator[PostgresBackend]:
+    with postgres_backend() as backend:
+        yield backend
+
+
 @pytest.mark.parametrize("name", MEASURES)
 def test_every_measure_runs_and_leaves_nothing_behind(name: str, tiny: Bench, tmp_path: Path) -> None:
-    rows = {row.measure: row for row in MEASURES[name](tiny)}
+    check_measure(name, tiny, tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in MEASURES if name not in WITHOUT_SERVER])
+def test_every_measure_of_a_store_runs_on_postgres_and_leaves_no_database_behind(
+    name: str, tiny: Bench, tmp_path: Path, on_postgres: PostgresBackend
+) -> None:
+    check_measure(name, replace(tiny, backend=on_postgres), tmp_path)
+    assert on_postgres.server.sql("SELECT datname FROM pg_database WHERE NOT datistemplate") == "postgres"
+
+
+def check_measure(name: str, bench: Bench, tmp_path: Path) -> None:
+    rows = {row.measure: row for row in MEASURES[name](bench)}
     assert ROWS[name].keys() <= rows.keys()
     assert all(row.ours and len(row.floor) in (0, len(row.ours)) for row in rows.values())
     assert all(ours > 0 for row in rows.values() for ours in row.ours if row.unit in TIMED)
@@ -82,6 +104,25 @@ def test_commits_are_counted_in_the_write_ahead_log(tmp_path: Path) -> None:
         assert pin.commits() == 5
     db.close()
     assert file_bytes(path) > 5 * 3 * 3000
+
+
+def test_commits_and_bytes_are_told_by_the_server(on_postgres: PostgresBackend) -> None:
+    with on_postgres.place() as place, ServerMeter(place["url"]) as meter:
+        assert (meter.commits(), meter.bytes()) == (0, 0)
+        database = place["url"].rpartition("/")[2]
+        on_postgres.server.sql("CREATE TABLE t (x text PRIMARY KEY)", database=database)
+        for i in range(5):
+            on_postgres.server.sql(
+                f"INSERT INTO t SELECT repeat(n::text, 99) FROM generate_series({i}00, {i}99) n", database=database
+            )
+        on_postgres.server.sql("SELECT count(*) FROM t", database=database)
+        assert meter.commits() == 6
+        assert meter.bytes() > 2 * 5 * 100 * 99
+
+
+def test_a_server_to_measure_on_keeps_what_it_acknowledges_through_a_power_cut(on_postgres: PostgresBackend) -> None:
+    settings = ("fsync", "synchronous_commit", "full_page_writes")
+    assert [on_postgres.server.sql(f"SHOW {name}") for name in settings] == ["on"] * 3
 
 
 def test_ours_is_measured_between_two_turns_of_each_floor(tmp_path: Path) -> None:
@@ -183,15 +224,44 @@ def test_the_core_install_is_the_package_and_what_pydantic_needs() -> None:
 
 def test_every_figure_of_every_round_can_be_had_as_json(tiny: Bench, tmp_path: Path) -> None:
     row = Row("speed", Unit.STEPS_A_SECOND, [50.0, 90.0], [100.0, 100.0], at_least(0.5))
-    told = json.loads(as_json(machine_facts(tmp_path, tiny), [row]))
-    assert f"SQLite {sqlite3.sqlite_version} on {file_system(tmp_path)}; one round." in told["machine"]
-    assert [(each["ours"], each["ratio"], each["reached"]) for each in told["rows"]] == [([50.0, 90.0], [0.5, 0.9], True)]
+    told = json.loads(as_json(machine_facts(tmp_path, tiny, [tiny.backend]), {"SQLite": [row]}))
+    assert f"SQLite {sqlite3.sqlite_version}, on {file_system(tmp_path)}; one round." in told["machine"]
+    found = [(each["store"], each["ours"], each["ratio"], each["reached"]) for each in told["rows"]]
+    assert found == [("SQLite", [50.0, 90.0], [0.5, 0.9], True)]
+
+
+def test_each_store_has_a_table_of_its_own() -> None:
+    row = Row("speed", Unit.STEPS_A_SECOND, [50.0], [100.0])
+    text = as_text("On this machine.", {"SQLite": [row], "Postgres": [row], "nothing": []})
+    assert [line for line in text.splitlines() if line.startswith(("On", "#"))] == [
+        "On this machine.",
+        "### SQLite",
+        "### Postgres",
+    ]
+    assert text.count("| speed") == 2
 
 
 def test_the_command_line_names_every_measure() -> None:
     command = [sys.executable, str(TOP / "bench" / "run.py"), "--help"]
     told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=TOP.parent).stdout
     assert [name for name in MEASURES if name not in told] == []
+
+
+async def test_what_a_crowd_of_runs_asks_for_is_read_by_index_however_many_are_kept(on_postgres: PostgresBackend) -> None:
+    readings = await scale.measure(on_postgres, 20_000)
+    assert [reading.what for reading in readings if not reading.is_by_index or not reading.scans] == []
+    rows = {reading.what: reading.rows for reading in readings}
+    assert rows["list 100 unfinished runs"] > 50
+    assert (rows["claim 64 runs"], rows["append to a run"], rows["heartbeat of 64 runs"]) == (64, 1, 64)
+    assert (rows["read its records"], rows["read the records of 64 runs"]) == (4, 256)
+    assert max(reading.pages for reading in readings) < 1_000, "pages that grow with the runs that are kept"
+
+
+def test_a_table_that_is_read_from_end_to_end_is_not_called_read_by_index() -> None:
+    seq = {"Node Type": "Seq Scan", "Relation Name": "agent_runtime_runs"}
+    top = {"Node Type": "Limit", "Plans": [seq], "Actual Rows": 1, "Shared Hit Blocks": 5, "Shared Read Blocks": 6}
+    reading = scale.reading_of("list", {"Plan": top, "Execution Time": 1.5})
+    assert (reading.scans, reading.is_by_index, reading.pages) == (("Seq Scan runs",), False, 11)
 
 
 PEERS_COMMON = """
@@ -213,6 +283,9 @@ async def tool_stub_async(run, step, args=None):
 
 called = []
 
+def db_url(args, name):
+    return args.pg.rsplit("/", 1)[0] + "/" + name
+
 async def work(ours):
     await ours.setup()
     await ours.run_one("r0", 2)
@@ -224,17 +297,25 @@ async def work(ours):
 
 def main(cls):
     parser = argparse.ArgumentParser()
+    parser.add_argument("variant")
     parser.add_argument("--dir")
+    parser.add_argument("--pg")
     args = parser.parse_args()
     args.cmd = "seq"
     asyncio.run(work(cls(args)))
 """
 
 
-def test_our_adapter_works_and_recovers_runs_for_the_harness_of_the_peers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["ours-sqlite", "ours-pg"])
+def test_our_adapter_works_and_recovers_runs_for_the_harness_of_the_peers(
+    variant: str, tmp_path: Path, on_postgres: PostgresBackend
+) -> None:
     (tmp_path / "common.py").write_text(PEERS_COMMON, encoding="utf-8")
+    if variant == "ours-pg":
+        on_postgres.server.sql("CREATE DATABASE p_ours")
+    options = ["--dir", str(tmp_path), "--pg", on_postgres.server.url]
     done = subprocess.run(
-        [sys.executable, str(TOP / "bench" / "peer_adapter.py"), "--dir", str(tmp_path)],
+        [sys.executable, str(TOP / "bench" / "peer_adapter.py"), variant, *options],
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     calls = [
@@ -246,3 +327,7 @@ def test_our_adapter_works_and_recovers_runs_for_the_harness_of_the_peers(tmp_pa
         ["tool", "r1", 0],
     ]
     assert json.loads(done.stdout) == calls
+    if variant == "ours-pg":
+        runs = on_postgres.server.sql("SELECT run_id FROM agent_runtime_runs ORDER BY run_id", database="p_ours")
+        on_postgres.server.sql("DROP DATABASE p_ours")
+        assert runs.split() == ["r0", "r1"]

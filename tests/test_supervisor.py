@@ -18,12 +18,15 @@ from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import CheckpointStoreCorrupt, ForeignStore, InvalidSetting, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.journal import guard_of
+from agent_runtime.journal.store import AnswerKind, Append
 from agent_runtime.lease import mark_of_child, own_mark
 from agent_runtime.settings import read_settings
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.supervisor import Child, Program, Supervisor, Terms
 from agent_runtime.testing.manual_clock import ManualClock
 from agent_runtime.testing.store_contract import Draft
+from agent_runtime.testing.store_contract.draft import owner_named
+from agent_runtime.worker import Exit
 from tests.bench import Asked, Bench, Delegate, Place, Script, Worker
 from tests.processes.job import until as until_then
 
@@ -169,6 +172,39 @@ async def test_a_worker_that_cannot_be_started_is_told_of_and_tried_again_later_
     assert 4 <= len(tries) <= 6
     assert "/no/such/program" in tries[0]["why"]
     assert bench.entered.total() == 0
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_a_worker_that_comes_late_for_its_run_makes_it_wait_no_longer_unless_nobody_has_taken_it(
+    clock: ManualClock, capsys: pytest.CaptureFixture[str], is_taken: bool
+) -> None:
+    inner, draft = MemoryCheckpointStore(clock=clock), Draft.of("run", name="tests", kind="loop")
+    drafts = [draft]
+
+    async def land(append: Append) -> None:
+        assert [answer.kind for answer in await inner.commit([append])] == [AnswerKind.OK]
+        drafts.append(drafts[-1].after(append))
+
+    class Contested(Failing):
+        """Whenever a worker has ended, another one has claimed the run meanwhile, and is gone by the next look; thrice."""
+
+        reads = 0
+
+        async def latest(self, run_id: RunId) -> Any:
+            self.reads += 1
+            if self.reads % 2 == 0 and is_taken:
+                await land(drafts[-1].claim(owner_named(f"rival {self.reads}")))
+            if self.reads == 6:
+                self.stop()
+            return await super().latest(run_id)
+
+    await land(draft.open(b"input"))
+    clock.advance(3600)
+    store = Contested(inner, *[lambda: clock.advance(3600)] * 100_000)
+    await supervise(store, clock, Program("tests", (sys.executable, "-c", f"raise SystemExit({Exit.NOT_MINE:d})")))
+    lines = told(capsys)
+    assert [line["code"] for line in lines if line["event"] == "worker-exited"] == [Exit.NOT_MINE] * 3
+    assert any(line["event"] == "pausing" for line in lines) is not is_taken
 
 
 async def test_a_store_that_never_answers_does_not_hold_up_a_stop(

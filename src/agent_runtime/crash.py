@@ -5,8 +5,6 @@ The calls to these points stand on the normal path of every run. `CRASH_AT` name
 instead. `CRASH_IN=recovery` arms the points in recovered runs only.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from enum import Enum

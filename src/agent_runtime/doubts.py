@@ -4,8 +4,6 @@ A call in doubt runs again where its tool's rule says so, or where somebody perm
 happened. Permissions are records, so that each one is seen in the journal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 

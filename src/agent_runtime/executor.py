@@ -5,8 +5,6 @@ nothing went out makes it unsent; everything else is in doubt, whatever raised i
 first key where its repeat rule lets it, and stops the run where it does not.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -10,8 +10,6 @@ Rules of this file:
   One that hangs for good would hold its run for ever: past `stuck_after` without a write it is no longer renewed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import platform
@@ -51,7 +49,7 @@ class ProcessMark(NamedTuple):
         return self._asdict()
 
     @staticmethod
-    def from_plain(plain: dict[str, Any]) -> ProcessMark:
+    def from_plain(plain: dict[str, Any]) -> "ProcessMark":
         return ProcessMark(*(plain[name] for name in ("host", "boot", "namespace", "pid", "born")))
 
 

@@ -5,8 +5,6 @@ the message that asked for it and in the order asked; ids of calls are unique wi
 Values are named tuples: several are made a step, and one costs a third of a frozen dataclass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload

@@ -8,8 +8,6 @@ Rules of this file:
 * A run that kills its workers is set aside: past `max_attempts` without progress the claim itself quarantines it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple

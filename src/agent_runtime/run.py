@@ -1,7 +1,5 @@
 """One open run: what it is worked on, who it belongs to, its journal, and how it is given back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
@@ -57,7 +55,7 @@ class RunContext:
                 raise InvalidSetting(f"the {name} of a run is text, found {found}; pass ctx=RunContext({name}='…')")
 
     @staticmethod
-    def from_plain(plain: Mapping[str, str]) -> RunContext:
+    def from_plain(plain: Mapping[str, str]) -> "RunContext":
         """The context that `to_plain` was asked of."""
         return RunContext(**plain) if plain else NOBODY
 

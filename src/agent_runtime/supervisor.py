@@ -290,7 +290,7 @@ class Supervisor:
         code = await self._wait(child.process)
         del self._children[row.run_id]
         self._tell("worker-exited", {"run": row.run_id, "code": code})
-        await self._note_end(row)
+        await self._note_end(row, code)
 
     def _spawn(self, row: StoredRow) -> Child:
         """A worker in a process group of its own: a Ctrl-C at the terminal is for the supervisor to pass on."""
@@ -310,14 +310,19 @@ class Supervisor:
             await ended.outcome
         return process.wait()
 
-    async def _note_end(self, before: StoredRow) -> None:
-        """A worker that left its run no further than it found it makes the next one wait: each time longer."""
+    async def _note_end(self, before: StoredRow, code: int | None = None) -> None:
+        """A worker that left its run no further than it found it makes the next one wait: each time longer.
+
+        One that found its run taken says nothing of the run: whoever was quicker may be killed in turn.
+        """
         run_id, after = before.run_id, None
         with suppress(Exception):  # not known: taken for no progress
             stored = await self._store.latest(run_id)
             after = None if stored is None else stored.row
         if after is not None and after.number > before.number and after.attempts == 0:
             self._troubles.pop(run_id, None)
+            return
+        if code == Exit.NOT_MINE and after is not None and after.epoch > before.epoch:
             return
         trouble = self._troubles.setdefault(run_id, Trouble())
         trouble.exits += 1

@@ -4,8 +4,6 @@ The loop does not know whether it runs for the first time. It asks the journal f
 place; what is there is replayed, what is not is made. Its history is computed from what it got.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence

@@ -118,7 +118,7 @@ async def test_a_passing_error_is_tried_a_bounded_number_of_times_and_is_never_a
     bench, worker = Bench(), Stubborn(place)
     with pytest.raises(StoreUnavailable, match="40001"):
         await worker.run(Script(*STEPS, "done"), bench.registry, clock=clock)
-    assert 2 <= worker.tried <= 10
+    assert 2 <= worker.tried <= 20
     assert bench.entered.total() == 0
     run = await place.load("run")
     assert not any(b"40001" in record.body for record in run.records)

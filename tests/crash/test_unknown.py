@@ -112,10 +112,11 @@ class Stage:
         for store in self._opened:
             await store.close()
 
-    def run(self, store: CheckpointStore) -> Awaitable[LoopResult]:
+    def run(self, store: CheckpointStore, **terms: float) -> Awaitable[LoopResult]:
         return run_tool_loop(
-            self.model, self.registry, "go", run_id=RUN, checkpoints=store, checkpoint_key=KEY, commits=self.commits
-        )
+            self.model, self.registry, "go", run_id=RUN, checkpoints=store, checkpoint_key=KEY, commits=self.commits,
+            lease_seconds=terms.get("lease_seconds", 12.0), heartbeat_seconds=terms.get("heartbeat_seconds", 3.0),
+        )  # fmt: skip
 
     def recover(self, store: CheckpointStore, *, rerun: bool = False) -> Awaitable[LoopResult]:
         return recover_tool_loop(
@@ -188,7 +189,7 @@ async def test_a_recovery_whose_claim_is_struck_ends_as_if_nothing_had_happened(
     stage: Stage, commits: str, trouble: str
 ) -> None:
     stage.commits, stage.registry = commits, stage.idempotent
-    await _die_after_the_act(stage)
+    await die_after_the_act(stage)
     fault = TROUBLES[trouble](holds(*CLAIM))
     result = await stage.recover(stage.open(fault))
     assert (result.status, result.output, result.llm_calls) == ("done", "sent", 2)
@@ -238,7 +239,7 @@ async def test_a_store_that_fails_for_good_at_an_ending_stops_the_run_there(stag
     stage.commits = commits
     fault = RefusesFrom(holds(RecordKind.DONE, "0"))
     with pytest.raises(StoreUnavailable):
-        await stage.run(stage.open(fault))
+        await stage.run(stage.open(fault), lease_seconds=0.6, heartbeat_seconds=0.3)
     stored = await stage.store.latest(RunId(RUN))
     assert stored is not None
     assert stored.row.status == RunStatus.RUNNING
@@ -360,7 +361,7 @@ class LosesOne(SQLiteCheckpointStore):
         return True
 
 
-async def _die_after_the_act(stage: Stage) -> None:
+async def die_after_the_act(stage: Stage) -> None:
     """A worker that mailed, and died before it wrote that down."""
     stage.life = Life(Moment(Where.AFTER_ACT, 1))
     with pytest.raises(SimulatedCrash):

@@ -22,7 +22,7 @@ from agent_runtime.flow.state import append
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.testing.crash_sweep.scenario import FlowScenario, travel_tools
 from agent_runtime.testing.crash_sweep.sweep import quiet_about_the_dead
-from agent_runtime.testing.crash_sweep.world import CurrentWorker, Done, InDoubt, World
+from agent_runtime.testing.crash_sweep.world import CurrentWorker, Done, InDoubt, World, open_faulty
 from agent_runtime.testing.faults import Life, Moment
 from tests.bench import LONG_SECONDS
 
@@ -128,11 +128,11 @@ async def work(flow: Flow[Notes], commits: str, parallel: int, deaths: Sequence[
     """Work it with these deaths, each given as a share of the moments of a life, and hold it against one without."""
     scenario = FlowScenario("random", flow, Notes(), travel_tools, parallel)
     registry, store = travel_tools(CurrentWorker()), MemoryCheckpointStore()
-    reference = World(scenario, registry, store, "reference", commits)
+    reference = World(scenario, registry, store, "reference", commits, open_store=open_faulty)
     ended = await reference.send_worker(Life(), rerun=False)
     assert isinstance(ended, Done), ended
     moments = reference.lives[0].moments()
-    world, left, rerun = World(scenario, registry, store, "run", commits), list(deaths), False
+    world, left, rerun = World(scenario, registry, store, "run", commits, open_store=open_faulty), list(deaths), False
     for _ in range(MOST_WORKERS):
         ends: Moment | None = moments[int(left.pop(0) * len(moments))] if left and moments else None
         now = await world.send_worker(Life(ends), rerun=rerun)

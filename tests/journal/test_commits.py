@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from agent_runtime.clock import Clock
-from agent_runtime.errors import Fenced, ReadOnlyStore, StoreUnavailable
+from agent_runtime.errors import AgentRuntimeError, Fenced, ReadOnlyStore, StoreRefused, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.commits import DEFINITE_TRIES, MAX_BATCH, WORTH_SHARING, GroupCommit, Landing, group_commit, judge
 from agent_runtime.journal.journal import Commits, Journal, new_row
@@ -242,16 +242,19 @@ async def test_a_batch_that_failed_for_certain_is_sent_again_run_by_run(ledger: 
     assert ledger.batches == [["a", "b", "c"], ["a"], ["b"], ["c"]]
 
 
-async def test_one_bad_run_hurts_no_other(ledger: Ledger, clock: ManualClock) -> None:
+@pytest.mark.parametrize(("kind", "tries"), [(StoreUnavailable, DEFINITE_TRIES), (StoreRefused, 1)])
+async def test_one_bad_run_hurts_no_other(
+    ledger: Ledger, clock: ManualClock, kind: type[AgentRuntimeError], tries: int
+) -> None:
     def refuse_b(appends: Sequence[Append]) -> object:
-        return StoreUnavailable("b cannot be written") if any(append.row.run_id == "b" for append in appends) else None
+        return kind("b cannot be written") if any(append.row.run_id == "b" for append in appends) else None
 
     ledger.plan = [refuse_b] * 20
     journals = [opened(ledger, clock, name) for name in ("a", "b", "c")]
     endings = await asyncio.gather(*(journal.barrier() for journal in journals), return_exceptions=True)
-    assert [type(ending) for ending in endings] == [type(None), StoreUnavailable, type(None)]
-    assert ledger.batches.count(["b"]) == DEFINITE_TRIES
-    with pytest.raises(StoreUnavailable):
+    assert [type(ending) for ending in endings] == [type(None), kind, type(None)]
+    assert ledger.batches.count(["b"]) == tries
+    with pytest.raises(kind):
         await journals[1].barrier()
     assert [await count(ledger, name) for name in ("a", "b", "c")] == [1, 0, 1]
 

@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from agent_runtime.errors import AgentRuntimeError, ForeignStore, InvalidSetting, NewerFormat
-from agent_runtime.journal.store import AnswerKind
-from agent_runtime.stores.postgres import PostgresCheckpointStore
+from agent_runtime.errors import (
+    AgentRuntimeError,
+    ForeignStore,
+    InvalidSetting,
+    NewerFormat,
+    StoreRefused,
+    StoreUnavailable,
+)
+from agent_runtime.ids import RunId
+from agent_runtime.journal.store import AnswerKind, Guard
+from agent_runtime.stores.postgres import MOST_BEATS, MOST_RECORDS, PostgresCheckpointStore
 from agent_runtime.stores.postgres_link import Connection
 from agent_runtime.stores.postgres_schema import schema_sql
 from agent_runtime.testing.store_contract import Draft
-from tests.postgres.bench import fresh_store, opened, session
+from tests.postgres.bench import fresh_store, land, opened, session
 from tests.servers import Server, fresh_schema
 
 TOP = Path(__file__).resolve().parent.parent.parent
@@ -232,6 +241,37 @@ async def test_a_value_that_postgres_cannot_hold_hurts_no_other_run(postgres: Se
         assert answer.kind is AnswerKind.OK
 
 
+async def test_a_run_with_as_many_records_as_there_are_places_takes_no_more_and_hurts_no_other(postgres: Server) -> None:
+    async with fresh_store(postgres) as store:
+        long, other = await opened(store, "long"), await opened(store, "other")
+        postgres.sql(f"UPDATE {store._sql.table('runs')} SET number = {MOST_RECORDS - 1} WHERE run_id = 'long'")
+        long = replace(long, row=long.row._replace(number=MOST_RECORDS - 1))
+        long = await land(store, long, long.add(b"the last"))
+        assert [record.number for record in await store.calls(long.run_id)] == [1, MOST_RECORDS]
+        assert [record.body for record in await store.calls(long.run_id, since=1)] == [b"the last"]
+        assert await store.calls(long.run_id, since=MOST_RECORDS) == []
+        assert await store.calls(long.run_id, since=2**40) == []
+        for appends in ([long.add(b"one more")], [other.add(b"fits"), long.add(b"one more")]):
+            with pytest.raises(StoreRefused, match=r"'long' would have 16,777,216 records.*go on in a new run"):
+                await store.commit(appends)
+        await land(store, other, other.add(b"fits"))
+        assert [len(await store.calls(draft.run_id)) for draft in (long, other)] == [2, 2]
+
+
+async def test_the_last_key_that_a_run_can_have_is_used_and_then_new_runs_are_refused_by_name(postgres: Server) -> None:
+    async with fresh_store(postgres) as store:
+        before = await opened(store, "before")
+        postgres.sql(f"ALTER TABLE {store._sql.table('runs')} ALTER COLUMN key RESTART WITH {2**39 - 1}")
+        last = await opened(store, "last")
+        last = await land(store, last, last.add(b"result"))
+        runs = await store.load_many([last.run_id, before.run_id])
+        assert [run and len(run.records) for run in runs] == [2, 1]
+        with pytest.raises(StoreRefused, match="as many runs as it can ever hold"):
+            await store.commit([Draft.of("one too many").open()])
+        await land(store, last, last.add(b"more"))
+        assert len(await store.calls(last.run_id)) == 3
+
+
 # Speed that other things rest on.
 
 
@@ -248,21 +288,28 @@ async def test_lists_are_read_by_index(postgres: Server) -> None:
             assert f"Index Scan using {index}" in plan
 
 
-async def explained(db: Connection, sql: str) -> str:
-    """How the server reads the first page of a list, planned as the store has it planned."""
-    await db.execute(f"PREPARE listing AS {sql}")
-    plan = await db.fetch("EXPLAIN EXECUTE listing ('run-01000', NULL, 10)")
-    await db.execute("DEALLOCATE listing")
+async def test_the_records_of_runs_are_read_in_order_by_the_one_index_of_the_journal(postgres: Server) -> None:
+    async with fresh_store(postgres) as store:
+        await store.commit([Draft.of(f"run-{i:03}").open(b"one", b"two") for i in range(200)])
+        postgres.sql(f"ANALYZE {store._sql.table('journal')}")
+        for name, values in {"select_records": "('run-100', 1)", "select_all_records": "('{3,4}')"}.items():
+            plan = await store._link.read(partial(explained, sql=store._sql[name], values=values))
+            assert "Index Scan using agent_runtime_numbers" in plan
+            assert "Index Cond: ((place >=" in plan
+            assert "Sort" not in plan
+
+
+async def explained(db: Connection, sql: str, values: str = "('run-01000', NULL, 10)") -> str:
+    """How the server reads rows, planned as the store has it planned; by default the first page of a list."""
+    await db.execute(f"PREPARE reading AS {sql}")
+    plan = await db.fetch(f"EXPLAIN EXECUTE reading {values}")
+    await db.execute("DEALLOCATE reading")
     return "\n".join(row[0] for row in plan)
 
 
 async def test_ten_thousand_heartbeats_pass_over_a_row_that_somebody_holds(postgres: Server) -> None:
     async with fresh_store(postgres) as store:
-        drafts = [Draft.of(f"run-{i:05}") for i in range(10_000)]
-        openings = [draft.open() for draft in drafts]
-        for start in range(0, 10_000, 2000):
-            await store.commit(openings[start : start + 2000])
-        guards = [(draft.run_id, draft.after(opening).guard) for draft, opening in zip(drafts, openings, strict=True)]
+        guards = await guards_of_many(store, 10_000)
         async with session(postgres.url) as holder:
             await holder.execute(f"BEGIN; SELECT FROM {store._sql.table('runs')} WHERE run_id = 'run-00007' FOR UPDATE")
             answers = await asyncio.wait_for(store.renew_all(guards), 30)
@@ -270,3 +317,27 @@ async def test_ten_thousand_heartbeats_pass_over_a_row_that_somebody_holds(postg
         assert {answer.kind for answer in answers} == {AnswerKind.OK}
         assert held.kind is AnswerKind.UNKNOWN, "nobody heard it, so nobody says so"
         assert {answer.kind for answer in await store.renew_all(guards)} == {AnswerKind.OK}
+
+
+async def test_heartbeats_that_the_server_refuses_silence_only_those_of_their_own_statement(postgres: Server) -> None:
+    async with fresh_store(postgres) as store:
+        guards = await guards_of_many(store, MOST_BEATS + 10)
+        at = store._schema
+        postgres.sql(
+            f"CREATE FUNCTION {at}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$; "
+            f"CREATE TRIGGER refuse BEFORE UPDATE ON {store._sql.table('runs')} FOR EACH ROW "
+            f"WHEN (OLD.run_id = 'run-00007') EXECUTE FUNCTION {at}.refuse()"
+        )
+        answers = [answer.kind for answer in await store.renew_all(guards)]
+        assert answers == [AnswerKind.UNKNOWN] * MOST_BEATS + [AnswerKind.OK] * 10
+        with pytest.raises(StoreUnavailable, match="not this one"):
+            await store.renew_all(guards[:10])
+
+
+async def guards_of_many(store: PostgresCheckpointStore, count: int) -> list[tuple[RunId, Guard]]:
+    """So many fresh runs, and what their owners show."""
+    drafts = [Draft.of(f"run-{i:05}") for i in range(count)]
+    openings = [draft.open() for draft in drafts]
+    for start in range(0, count, 2000):
+        await store.commit(openings[start : start + 2000])
+    return [(draft.run_id, draft.after(opening).guard) for draft, opening in zip(drafts, openings, strict=True)]

@@ -8,7 +8,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -33,7 +33,8 @@ class Place:
         """That many workers, ready for orders; none is left when the block is."""
         workers: list[Worker] = []
         try:
-            workers += (Worker(self) for _ in range(many))
+            words = [sys.executable, str(PROGRAM), str(self.store), str(self.remote_file)]
+            workers += (Worker(words) for _ in range(many))
             for worker in workers:
                 assert worker.hear() == {"ready": worker.pid}
             yield workers
@@ -45,9 +46,10 @@ class Place:
 class Worker:
     """One process that works what it is ordered to."""
 
-    def __init__(self, place: Place) -> None:
-        words = [sys.executable, str(PROGRAM), str(place.store), str(place.remote_file)]
-        self._process = subprocess.Popen(words, env=environment({}), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    def __init__(self, words: Sequence[str], **settings: str) -> None:
+        self._process = subprocess.Popen(
+            words, env=environment(settings), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
         self.pid = self._process.pid
         self._heard = b""
 

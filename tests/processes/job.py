@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
@@ -76,13 +77,15 @@ class Saw:
 class Job:
     """The main job in one folder, with nothing configured but what a test says."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, url: str | None = None) -> None:
+        """Its store is a file in the folder, unless a URL leads elsewhere."""
         self.folder = folder / "job"
         self.folder.mkdir()
         self._printed = folder
         self._starts = 0
         self.store = self.folder / "agent_runtime.db"
-        self.key = self.folder / "agent_runtime.db.key"
+        self.url = url
+        self.key = self.folder / ("agent_runtime.key" if url else "agent_runtime.db.key")
         self.mocks = self.folder / "agent_runtime.mock.db"
 
     def run(self, *, prefix: Sequence[str] = (), module: Sequence[str] = ("agent_runtime",), **settings: str) -> Ended:
@@ -98,6 +101,7 @@ class Job:
         self._starts += 1
         out, err = (self._printed / f"{self._starts}.{stream}" for stream in ("out", "err"))
         command = [*prefix, sys.executable, "-m", *module]
+        settings = ({"DATABASE_URL": self.url} if self.url else {}) | settings
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(command, cwd=self.folder, env=environment(settings), stdout=stdout, stderr=stderr)
         try:
@@ -111,6 +115,10 @@ class Job:
 
     def dump(self) -> Dump:
         return dump(self.store)
+
+    def statuses(self) -> dict[str, int]:
+        """The status of each run."""
+        return statuses(self.url or self.store)
 
     def files(self) -> list[str]:
         """What stands in the folder; the side files of an open database aside."""
@@ -138,8 +146,10 @@ def saw(state: Path) -> Saw:
     return Saw(asked, requests, ids, kinds)
 
 
-def dump(store: Path) -> Dump:
-    """Every row of every table, as another program would read it."""
+def dump(store: Path | str) -> Dump:
+    """Every row of every table, as another program would read it, in a file or in a database by its URL."""
+    if isinstance(store, str):
+        return asyncio.run(_dump_database(store))
     connection = sqlite3.connect(f"file:{store}?mode=ro", uri=True)
     try:
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")]
@@ -148,18 +158,45 @@ def dump(store: Path) -> Dump:
         connection.close()
 
 
-def statuses(store: Path) -> dict[str, int]:
+async def _dump_database(url: str) -> Dump:
+    import asyncpg
+
+    connection = await asyncpg.connect(url)
+    try:
+        found = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
+        names: list[str] = [row[0] for row in found]
+        tables = [await connection.fetch(f"SELECT * FROM {name} t ORDER BY t") for name in names]
+    finally:
+        await connection.close()
+    return {
+        name.removeprefix("agent_runtime_"): [tuple(row) for row in rows] for name, rows in zip(names, tables, strict=True)
+    }
+
+
+def statuses(store: Path | str) -> dict[str, int]:
     """The status of each run."""
     return column(store, "status")
 
 
-def column(store: Path, name: str) -> dict[str, Any]:
+def column(store: Path | str, name: str) -> dict[str, Any]:
     """One column of each run's row."""
+    if isinstance(store, str):
+        return asyncio.run(_column_of_database(store, name))
     connection = sqlite3.connect(f"file:{store}?mode=ro", uri=True)
     try:
         return dict(connection.execute(f"SELECT run_id, {name} FROM runs"))
     finally:
         connection.close()
+
+
+async def _column_of_database(url: str, name: str) -> dict[str, Any]:
+    import asyncpg
+
+    connection = await asyncpg.connect(url)
+    try:
+        return dict(await connection.fetch(f"SELECT run_id, {name} FROM agent_runtime_runs"))
+    finally:
+        await connection.close()
 
 
 def until(happened: Callable[[], object], what: str, *, seconds: float = PATIENCE_SECONDS) -> None:

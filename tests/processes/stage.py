@@ -23,12 +23,14 @@ LONG = {"LEASE": "600", "HEARTBEAT": "100", "POLL": "60"}
 class Stage:
     """Where supervisors and workers meet."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, url: str | None = None) -> None:
+        """Its store is a file in the folder, unless a URL leads elsewhere."""
         self.folder = folder / "stage"
         self.folder.mkdir()
         self._printed = folder
         self._starts = 0
-        self.store = self.folder / "runs.db"
+        self.store: Path | str = url or self.folder / "runs.db"
+        self._url = url or f"sqlite:///{self.store}"
         self.remote = Remote(self.folder / "remote.jsonl")
         self._pids: set[int] = set()
 
@@ -70,7 +72,7 @@ class Stage:
         self._starts += 1
         out, err = (self._printed / f"{self._starts}.{stream}" for stream in ("out", "err"))
         key = "YSBrZXkgZm9yIHRlc3RzLCB3aGljaCBndWFyZHMgbm90aGluZw=="  # worker.KEY
-        given = {"DATABASE_URL": f"sqlite:///{self.store}", "CHECKPOINT_KEY": key, "PYTHONPATH": str(TOP), **settings}
+        given = {"DATABASE_URL": self._url, "CHECKPOINT_KEY": key, "PYTHONPATH": str(TOP), **settings}
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(command, env=environment(given), stdout=stdout, stderr=stderr)
         try:

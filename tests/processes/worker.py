@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime import ToolSpec
+from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import AgentRuntimeError
-from agent_runtime.journal.store import Answer, Append
+from agent_runtime.journal.store import Answer, Append, CheckpointStore
 from agent_runtime.messages import Message, Reply, ToolCall
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.tool_loop import recover_tool_loop, run_tool_loop
@@ -161,7 +162,7 @@ def say_as_copy(child: int) -> None:
         os.waitpid(child, 0)
 
 
-async def work(order: Order, store: SQLiteCheckpointStore, remote: Remote) -> str:
+async def work(order: Order, store: CheckpointStore, remote: Remote, *, clock: Clock = SYSTEM_CLOCK) -> str:
     """What the run came to."""
     if order.verb == "abandon":
         await abandon(order, store)
@@ -170,16 +171,17 @@ async def work(order: Order, store: SQLiteCheckpointStore, remote: Remote) -> st
         result = await run_tool_loop(
             model, registry, "charge them", run_id=order.run, checkpoints=store, checkpoint_key=KEY,
             commits=order.commits, lease_seconds=order.lease, heartbeat_seconds=order.heartbeat, name=order.name,
+            clock=clock,
         )  # fmt: skip
     else:
         result = await recover_tool_loop(
             model, registry, order.run, checkpoints=store, checkpoint_key=KEY,
-            commits=order.commits, lease_seconds=order.lease, heartbeat_seconds=order.heartbeat,
+            commits=order.commits, lease_seconds=order.lease, heartbeat_seconds=order.heartbeat, clock=clock,
         )  # fmt: skip
     return result.output
 
 
-async def abandon(order: Order, store: SQLiteCheckpointStore) -> None:
+async def abandon(order: Order, store: CheckpointStore) -> None:
     """Start runs named `run-0`, `run-1` and so on, and die once each of them has its tool call in doubt."""
     acting: list[str] = []
     registry = ToolRegistry()

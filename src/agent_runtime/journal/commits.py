@@ -10,7 +10,9 @@ Rules of this file:
   my guard says, it did not, and the *identical* append is sent again; the row is another's, I am fenced, even if my
   records are there. `MOVED` in answer to a second send is not believed: the first may have landed late.
 * Settling runs on a task of its own: a cancelled caller cannot stop it, and other runs do not wait for it.
-* A definite failure of a batch is tried again run by run, so that one bad run hurts no other, a bounded number of times.
+* A definite failure of a batch is tried again run by run, so that one bad run hurts no other: while the trust in the lease
+  lasts that the member had then, so that a store that is away for a while ends no run. A run that was never written has
+  nothing to lose, and says after a few tries that it cannot be begun. What the store refuses is not tried again.
 * Past the moment until which a member may trust itself, nothing is sent again and nothing of it may act.
 """
 
@@ -32,12 +34,16 @@ WORTH_SHARING = 16
 """From so many appends on a batch is shared out among the lanes that are free."""
 MOST_IN_A_ROW = 8
 DEFINITE_TRIES = 4
+"""How often a run that was never written is tried to be opened."""
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
 
 
 class Member(Protocol):
     """One run's appender."""
+
+    trusted_until: float
+    """Until when, on the monotonic clock, the member may believe that the run is its own."""
 
     def take(self) -> Append:
         """Everything noted so far, as one append; until it has landed the member is not asked again."""
@@ -185,12 +191,15 @@ class GroupCommit:
         return answers
 
     async def _send_one(self, member: Member, append: Append, error: Exception, tries: int) -> None:
-        """Send one append until it has an answer, or it has failed for certain too often."""
+        """Send one append until it has an answer, or it has failed for certain for too long; a refusal of its own is final."""
         pause = FIRST_PAUSE_SECONDS
-        while tries < DEFINITE_TRIES and not isinstance(error, StoreRefused):
+        trusted_until = member.trusted_until  # as it is now: a heart that beats would let a hopeless write wait for ever
+        while not (tries and isinstance(error, StoreRefused)):
             if tries:
+                if not self._is_worth_another(append, tries, pause, trusted_until):
+                    break
                 await self._pause(member, pause)
-                pause *= 2
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             tries += 1
             sent_at = self._clock.monotonic()
             try:
@@ -209,6 +218,12 @@ class GroupCommit:
                 member.landed(answer, sent_at)
             return
         member.failed(error)
+
+    def _is_worth_another(self, append: Append, tries: int, pause: float, trusted_until: float) -> bool:
+        """Whether to try again after that pause what has failed so often."""
+        if append.guard is None:
+            return tries < DEFINITE_TRIES
+        return self._clock.monotonic() + pause < trusted_until
 
     async def _settle(self, member: Member, append: Append, sent_at: float) -> None:
         """Find out what became of an append whose answer was lost, and send it again where it did not land."""

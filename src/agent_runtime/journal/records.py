@@ -4,8 +4,6 @@ Bodies are bytes, sealed as they are; no store and nothing in this file knows wh
 All are tuples: they are made many times a step, and a tuple costs a third of a frozen dataclass.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import NamedTuple
 

@@ -50,9 +50,6 @@ Noted: TypeAlias = tuple[int, str, int, bytes]
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
-CheckpointKey: TypeAlias = "bytes | Mapping[str, bytes] | KeyRing"
-"""A key of 16 bytes or more; a mapping {id: key} whose last one is active; or a `KeyRing`."""
-
 MIN_KEY = 16
 MAX_KEY_ID = 64
 _BLOCK = 64
@@ -108,6 +105,10 @@ class KeyRing:
                 f"run {run_id!r} is sealed under key {key_id!r}, and this worker has {sorted(self.keys)}; "
                 "add that key to the ring"
             ) from None
+
+
+CheckpointKey: TypeAlias = bytes | Mapping[str, bytes] | KeyRing
+"""A key of 16 bytes or more; a mapping {id: key} whose last one is active; or a `KeyRing`."""
 
 
 @lru_cache(maxsize=16)

@@ -17,8 +17,6 @@ What a store promises, and all that it promises:
 A minimal store implements the abstract verbs of `Store`; the others have a correct, slower form here.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import datetime
@@ -131,7 +129,7 @@ class CheckpointStore(Protocol):
     async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         """Rows of all runs, final ones too, in the order of their ids; deleted ones only where asked for."""
 
-    def reopen(self) -> CheckpointStore:
+    def reopen(self) -> "CheckpointStore":
         """The same store through connections of its own, for another thread and event loop."""
 
     async def close(self) -> None:

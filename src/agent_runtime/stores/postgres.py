@@ -18,7 +18,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
-from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreUnavailable
+from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreRefused, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
 from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
@@ -36,9 +36,13 @@ from agent_runtime.stores.postgres_link import Connection, Link
 from agent_runtime.stores.postgres_schema import Statements, check_session, set_up
 from agent_runtime.stores.postgres_url import check_names, place_of
 
+MOST_RECORDS = 2**24 - 1
+"""How many records a run may have: more numbers than these have no place in the journal."""
 MOST_KEYS = 50_000
 SPLIT_FROM = 128
 """From so many appends on, a commit goes in two statements at once: one is carried while the other is packed."""
+MOST_BEATS = 2_000
+"""How many heartbeats go in one statement: two statements are carried at once, and an append waits for one at most."""
 POST_TRIES = 4
 LOADS_TAKE = 12
 """How many times longer than another statement the records of many runs may take."""
@@ -96,6 +100,8 @@ class PostgresCheckpointStore(BatchStore):
     async def commit(self, appends: Sequence[Append]) -> list[Answer]:
         for append in appends:
             check_append(append)
+            if append.row.number > MOST_RECORDS:
+                raise _too_long(append.row)
         answers: list[Answer | None] = [None] * len(appends)
         try:
             for part in rounds(appends):
@@ -114,12 +120,12 @@ class PostgresCheckpointStore(BatchStore):
 
     async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
         answers: list[Answer] = [_UNKNOWN] * len(guards)
-        left = list(range(len(guards)))
-        for pause in (0.0, *BEAT_PAUSES):
-            if left and pause:
-                await self._clock.sleep(pause)
-            if left:
-                left = await self._renew_free(guards, left, answers)
+        cut = [range(start, min(start + MOST_BEATS, len(guards))) for start in range(0, len(guards), MOST_BEATS)]
+        try:
+            await _side_by_side([self._renew_part(guards, part, answers) for part in cut])
+        except AgentRuntimeError:
+            if all(answer is _UNKNOWN for answer in answers):
+                raise  # no part was renewed; else nobody knows of what has no answer
         return answers
 
     async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
@@ -264,6 +270,16 @@ class PostgresCheckpointStore(BatchStore):
                 self._remember(run_id, key)
         return keys
 
+    async def _renew_part(self, guards: Sequence[tuple[RunId, Guard]], part: Sequence[int], answers: list[Answer]) -> None:
+        """Renew those at the places of `part`, and once more those that somebody was just writing."""
+        left = list(part)
+        for pause in (0.0, *BEAT_PAUSES):
+            if pause:
+                await self._clock.sleep(pause)
+            left = await self._renew_free(guards, left, answers)
+            if not left:
+                return
+
     async def _renew_free(self, guards: Sequence[tuple[RunId, Guard]], wanted: list[int], answers: list[Answer]) -> list[int]:
         """Renew what nobody is writing just now; which ones somebody was."""
         keys = await self._find_keys([guards[place][0] for place in wanted])
@@ -335,6 +351,13 @@ class PostgresCheckpointStore(BatchStore):
         if not self._is_set_up:
             await set_up(db, self._sql, self._place)
             self._is_set_up = True
+
+
+def _too_long(row: StoredRow) -> StoreRefused:
+    return StoreRefused(
+        f"run {row.run_id!r} would have {row.number:,} records, and Postgres holds {MOST_RECORDS:,} records of a run; nothing "
+        "was written: go on in a new run"
+    )
 
 
 async def _side_by_side(works: list[Coroutine[object, object, None]]) -> None:

@@ -32,6 +32,7 @@ FATES = {
     "20": Fate.UNDONE,
     "21": Fate.UNDONE,
     "22": Fate.UNDONE,
+    "2200H": Fate.REFUSED,  # the last key of a run was given
     "23": Fate.UNDONE,
     "24": Fate.UNDONE,
     "25": Fate.UNDONE,
@@ -70,6 +71,7 @@ FATES = {
 }
 
 ADVICE = {
+    "2200H": "this store has had as many runs as it can ever hold; name another with schema= or prefix=",
     "28000": "let this user in (pg_hba.conf), or name another in the URL",
     "28P01": "correct the password in the URL, in PGPASSWORD or in the password file",
     "3D000": "create the database, or name another in the URL",

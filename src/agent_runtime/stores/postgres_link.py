@@ -26,6 +26,7 @@ _SETTINGS = {
     "application_name": APPLICATION,
     "client_min_messages": "warning",
     "default_transaction_isolation": "read committed",
+    "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_seqscan": "off",

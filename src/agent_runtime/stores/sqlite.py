@@ -104,7 +104,7 @@ class SQLiteCheckpointStore(BatchStore):
     async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
         if not guards:
             return []
-        answers = await self._write(lambda db: [self._renew(db, run_id, guard, None, None) for run_id, guard in guards])
+        answers = await self._write(lambda db: self._renew_all(db, guards))
         return [Answer(AnswerKind.UNKNOWN)] * len(guards) if answers is None else answers
 
     async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
@@ -311,6 +311,15 @@ class SQLiteCheckpointStore(BatchStore):
         values = (self._uptime(), seen, wake_at, key, guard.epoch, guard.owner)
         found = db.execute(SQL["renew"], values).fetchall()
         return Answer(AnswerKind.OK, found[0][0]) if found else _FENCED
+
+    def _renew_all(self, db: sqlite3.Connection, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
+        """In one go where all are held as they say, else one by one."""
+        uptime = self._uptime()
+        keys = [self._key(db, run_id) for run_id, _ in guards]
+        values = [(uptime, key, guard.epoch, guard.owner) for key, (_, guard) in zip(keys, guards, strict=True)]
+        if db.executemany(SQL["renew_all"], values).rowcount == len(guards):
+            return self._posted_answers(db, [key for key in keys if key is not None])
+        return [self._renew(db, run_id, guard, None, None) for run_id, guard in guards]
 
     def _post(self, db: sqlite3.Connection, run_id: RunId, message: StoredMessage) -> Answer:
         found = self._read_row(db, run_id)

@@ -2,6 +2,7 @@
 -- {unfinished} and {numbers} for names of indexes. Times ending in _at are milliseconds UTC, but for heartbeat_at:
 -- microseconds UTC, by the server's clock. Status numbers are those of RunStatus: 1 runs, from 8 on final, 11 deleted.
 -- Integers of many rows come as the text of one array, which costs the driver one string; bytes of many rows come joined.
+-- A record's place is the key of its run, shifted left by 24 bits, and its number: one index of one integer.
 -- {durably} is true; behind a pooler, which shares sessions, it also makes the commit of this statement a durable one.
 
 -- create_store: which form of tables this is
@@ -11,7 +12,7 @@ CREATE TABLE {store} (
 
 -- create_runs: one row a run, the only contended row; the dense key is what the journal refers to
 CREATE TABLE {runs} (
-    key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    key bigint GENERATED ALWAYS AS IDENTITY (MAXVALUE 549755813887) PRIMARY KEY,
     created_at bigint NOT NULL,
     updated_at bigint NOT NULL,
     heartbeat_at bigint NOT NULL,
@@ -39,9 +40,8 @@ CREATE INDEX {unfinished} ON {runs} (run_id) WHERE status < 8;
 
 -- create_journal: insert-only
 CREATE TABLE {journal} (
-    key bigint NOT NULL,
-    epoch bigint NOT NULL,
-    number integer NOT NULL CHECK (number >= 1),
+    place bigint NOT NULL CHECK (place >> 24 >= 1 AND place & 16777215 >= 1),
+    epoch integer NOT NULL CHECK (epoch >= 1),
     attempt integer NOT NULL,
     kind smallint NOT NULL,
     call text NOT NULL,
@@ -50,7 +50,7 @@ CREATE TABLE {journal} (
 );
 
 -- create_numbers: each number once a run
-CREATE UNIQUE INDEX {numbers} ON {journal} (key, number);
+CREATE UNIQUE INDEX {numbers} ON {journal} (place);
 
 -- create_checkpoints: the latest state of each run that keeps one
 CREATE TABLE {checkpoints} (
@@ -119,8 +119,8 @@ WITH p AS MATERIALIZED (
       AND u.status < 8 AND u.step BETWEEN $6::int8 - 1 AND $6::int8
     RETURNING u.key, u.posted
 ), journaled AS (
-    INSERT INTO {journal} (key, epoch, number, attempt, kind, call, body, seal)
-    SELECT w.key, $2::int8, $4::int8 + n, p.b[n * 5 - 3], p.b[n * 5 - 4],
+    INSERT INTO {journal} (place, epoch, attempt, kind, call, body, seal)
+    SELECT (w.key << 24) + $4::int8 + n, $2::int8, p.b[n * 5 - 3], p.b[n * 5 - 4],
            convert_from(substring($15::bytea FROM p.b[n * 5]::int4 FOR p.b[n * 5 - 2]::int4), 'UTF8'),
            substring($15::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2])::int4 FOR p.b[n * 5 - 1]::int4),
            substring($15::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2] + p.b[n * 5 - 1])::int4 FOR 32)
@@ -185,8 +185,8 @@ WITH p AS MATERIALIZED (
     UNION ALL
     SELECT i, key, posted, epoch, number, first, records, checkpoint FROM appended
 ), journaled AS (
-    INSERT INTO {journal} (key, epoch, number, attempt, kind, call, body, seal)
-    SELECT w.key, w.epoch, w.number - w.records + n - w.first + 1, p.b[n * 5 - 3], p.b[n * 5 - 4],
+    INSERT INTO {journal} (place, epoch, attempt, kind, call, body, seal)
+    SELECT (w.key << 24) + w.number - w.records + n - w.first + 1, w.epoch, p.b[n * 5 - 3], p.b[n * 5 - 4],
            convert_from(substring($8::bytea FROM p.b[n * 5]::int4 FOR p.b[n * 5 - 2]::int4), 'UTF8'),
            substring($8::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2])::int4 FOR p.b[n * 5 - 1]::int4),
            substring($8::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2] + p.b[n * 5 - 1])::int4 FOR 32)
@@ -209,11 +209,16 @@ SELECT r.run_id, r.format, r.key_id, r.tenant, r.kind, r.name, r.status, r.step,
 FROM {runs} r LEFT JOIN {checkpoints} c ON c.key = r.key WHERE r.run_id = ANY ($1::text[]);
 
 -- select_records: the records of a run past a number
-SELECT j.number, j.epoch, j.kind, j.call, j.attempt, j.body, j.seal
-FROM {journal} j WHERE j.key = (SELECT key FROM {runs} WHERE run_id = $1) AND j.number > $2::int8 ORDER BY j.number;
+WITH r AS MATERIALIZED (SELECT key << 24 AS start FROM {runs} WHERE run_id = $1)
+SELECT place & 16777215, epoch, kind, call, attempt, body, seal FROM {journal}
+WHERE place BETWEEN (SELECT start + 1 + least($2::int8, 16777215) FROM r) AND (SELECT start + 16777215 FROM r) ORDER BY place;
 
--- select_all_records: the records of many runs
-SELECT number, epoch, kind, call, attempt, body, seal, key FROM {journal} WHERE key = ANY ($1::int8[]) ORDER BY key, number;
+-- select_all_records: the records of many runs, those of each in order. Run by run: a join that is ordered as a whole may be
+-- worked by reading the whole journal in order.
+SELECT j.*, k.key FROM unnest($1::int8[]) AS k (key), LATERAL (
+    SELECT place & 16777215, epoch, kind, call, attempt, body, seal FROM {journal}
+    WHERE place BETWEEN k.key << 24 AND (k.key << 24) + 16777215 ORDER BY place
+) j;
 
 -- list_unfinished: rows that are not final, by id
 SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
@@ -238,17 +243,17 @@ FROM p WHERE u.run_id = $1 AND u.epoch = $2::int8 AND u.owner = $3::bytea AND u.
 -- renew_all: the owner of many runs lives; a row that somebody is just writing is passed over, and not waited for.
 -- $1 keys, $2 epochs, $3 owners
 WITH p AS MATERIALIZED (
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us, $2::text::int8[] AS epochs
-), r AS MATERIALIZED (
-    SELECT k.i, k.key, us, epochs[k.i] AS epoch, substring($3::bytea FROM (k.i * 16 - 15)::int4 FOR 16) AS owner
-    FROM p, unnest($1::text::int8[]) WITH ORDINALITY AS k (key, i)
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us
 ), free AS MATERIALIZED (
-    SELECT r.* FROM r JOIN {runs} u ON u.key = r.key AND u.epoch = r.epoch AND u.owner = r.owner AND u.status < 8
+    SELECT k.i, u.key, us
+    FROM p, ROWS FROM (unnest($1::text::int8[]), unnest($2::text::int8[])) WITH ORDINALITY AS k (key, epoch, i)
+    JOIN {runs} u ON u.key = k.key
+    WHERE u.epoch = k.epoch AND u.owner = substring($3::bytea FROM (k.i * 16 - 15)::int4 FOR 16) AND u.status < 8
     FOR NO KEY UPDATE OF u SKIP LOCKED
 )
 UPDATE {runs} u
-SET heartbeat_at = CASE WHEN u.heartbeat_at - r.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE r.us END
-FROM free r WHERE u.key = r.key AND u.epoch = r.epoch AND u.owner = r.owner AND u.status < 8 RETURNING r.i, u.posted;
+SET heartbeat_at = CASE WHEN u.heartbeat_at - free.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE free.us END
+FROM free WHERE u.key = free.key RETURNING free.i, u.posted;
 
 -- find_owners: who holds runs that were not renewed
 SELECT run_id, epoch, owner, posted FROM {runs} WHERE run_id = ANY ($1::text[]) AND status < 8;
@@ -281,7 +286,7 @@ WHERE run_id = $1 AND epoch = $2::int8 AND owner = $3::bytea AND number = $4::in
 RETURNING key;
 
 -- delete_records: the journal of a deleted run
-DELETE FROM {journal} WHERE key = $1::int8;
+DELETE FROM {journal} WHERE place BETWEEN $1::int8 << 24 AND ($1::int8 << 24) + 16777215;
 
 -- delete_checkpoint: the state of a deleted run
 DELETE FROM {checkpoints} WHERE key = $1::int8;

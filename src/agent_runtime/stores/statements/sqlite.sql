@@ -131,6 +131,9 @@ FROM runs WHERE run_id > ? AND status = coalesce(?, status) AND (status < 11 OR 
 UPDATE runs SET heartbeat_at = ?, wake_at = CASE WHEN posted = ? THEN ? ELSE wake_at END
 WHERE key = ? AND epoch = ? AND owner = ? AND status < 8 RETURNING posted;
 
+-- renew_all: the same of many runs, which tell nothing back
+UPDATE runs SET heartbeat_at = ? WHERE key = ? AND epoch = ? AND owner = ? AND status < 8;
+
 -- select_posted: how many messages a run has had
 SELECT posted FROM runs WHERE key = ?;
 

@@ -20,8 +20,17 @@ SHOW_EVERY_SECONDS = 0.1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sweep, print what was found, and give the exit code: 1 on any violation."""
-    options = _parser().parse_args(arguments)
-    jobs = plan(scenarios=options.scenario, commits=options.commits, stores=options.store, depth=options.depth)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if "postgres" in (options.store or ()) and not options.postgres:
+        parser.error("--store postgres needs --postgres URL: the server to sweep on")
+    jobs = plan(
+        scenarios=options.scenario,
+        commits=options.commits,
+        stores=options.store,
+        depth=options.depth,
+        postgres=options.postgres,
+    )
     bar = _Bar(len(jobs))
     with tempfile.TemporaryDirectory(prefix="crash-sweep-") as folder:
         report = work_all(jobs, Path(folder), processes=options.jobs, show=bar.show)
@@ -34,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m agent_runtime.testing.crash_sweep", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     parser.add_argument("--store", choices=STORES, action="append", help="only on this store (repeatable)")
+    parser.add_argument("--postgres", metavar="URL", help="sweep on this server too; without TLS, as its messages are cut")
     parser.add_argument("--scenario", choices=list(ALL), action="append", help="only this scenario (repeatable)")
     parser.add_argument("--commits", choices=COMMITS, action="append", help="only in this commit mode")
     parser.add_argument("--depth", type=_number, help="most deaths of a run (default: 2, in short scenarios 3)")

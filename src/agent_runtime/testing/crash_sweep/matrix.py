@@ -14,10 +14,13 @@ from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.testing.crash_sweep.report import Row, SweepReport
-from agent_runtime.testing.crash_sweep.scenario import FLOWS, SCENARIOS, SHORT_SCENARIOS, AnyScenario
-from agent_runtime.testing.crash_sweep.sweep import COMMITS, sweep
+from agent_runtime.testing.crash_sweep.scenario import FLOWS, SCENARIOS, SHORT_SCENARIOS, AnyScenario, Scenario
+from agent_runtime.testing.crash_sweep.severed import Severing
+from agent_runtime.testing.crash_sweep.sweep import COMMITS, MakeStore, sweep
+from agent_runtime.testing.crash_sweep.world import OpenStore, open_faulty
 
-STORES = ("sqlite", "memory")
+LOCAL_STORES = ("sqlite", "memory")
+STORES = (*LOCAL_STORES, "postgres")
 ALL: dict[str, AnyScenario] = {each.name: each for each in (*SCENARIOS, *FLOWS, *SHORT_SCENARIOS)}
 LOOK_SECONDS = 0.2
 
@@ -32,6 +35,8 @@ class Job(NamedTuple):
     commits: str
     store: str
     depth: int
+    url: str = ""
+    """Of the server, where the store needs one."""
 
 
 def plan(
@@ -40,19 +45,25 @@ def plan(
     commits: Sequence[str] | None = None,
     stores: Sequence[str] | None = None,
     depth: int | None = None,
+    postgres: str | None = None,
 ) -> list[Job]:
-    """The rows to work: those that are named, or all, but the short scenarios in memory alone, with three deaths a run."""
-    named = {"sqlite": [each.name for each in (*SCENARIOS, *FLOWS)], "memory": list(ALL)}
+    """The rows to work: those that are named, or all, with as many deaths a run as the store is quick.
+
+    `postgres` is the URL of a server to sweep on as well; a schema is made there for each row, and dropped.
+    """
+    named = {"sqlite": [each.name for each in (*SCENARIOS, *FLOWS)], "memory": list(ALL), "postgres": list(ALL)}
     return [
-        Job(scenario, mode, store, depth or _usual_depth(scenario, mode, store))
-        for store in stores or STORES
+        Job(scenario, mode, store, depth or _usual_depth(scenario, mode, store), postgres or "")
+        for store in stores or (STORES if postgres else LOCAL_STORES)
         for scenario in scenarios or named[store]
         for mode in commits or COMMITS
     ]
 
 
 def _usual_depth(scenario: str, commits: str, store: str) -> int:
-    """Three deaths where there are few moments and no disk to wait for."""
+    """Three deaths where there are few moments and no disk to wait for; two or one where each is a server's."""
+    if store == "postgres":
+        return 2 if ALL[scenario] in SHORT_SCENARIOS and commits == "grouped" else 1
     return 3 if ALL[scenario] in SHORT_SCENARIOS and commits == "grouped" and store == "memory" else 2
 
 
@@ -109,10 +120,21 @@ async def _work(job: Job, folder: Path, progress: Callable[[Row], None]) -> Row:
             return MemoryCheckpointStore()
         return SQLiteCheckpointStore(folder / f"{job.scenario}-{job.commits}.db")
 
-    report = await sweep(
-        ALL[job.scenario], make_store, store_name=job.store, commits=[job.commits], depth=job.depth, progress=progress
-    )
-    return report.rows[0]
+    async def swept(make: MakeStore, open_store: OpenStore = open_faulty) -> Row:
+        report = await sweep(
+            ALL[job.scenario], make, store_name=job.store, commits=[job.commits], depth=job.depth, progress=progress,
+            open_store=open_store, is_steady=job.store != "postgres" or _is_one_by_one(ALL[job.scenario]),
+        )  # fmt: skip
+        return report.rows[0]
+
+    if job.store != "postgres":
+        return await swept(make_store)
+    async with Severing(job.url) as server:
+        return await swept(server.make_store, server.open_store)
+
+
+def _is_one_by_one(scenario: AnyScenario) -> bool:
+    return isinstance(scenario, Scenario) and all(len(reply.tool_calls) < 2 for reply in scenario.replies)
 
 
 def _raise_first(done: set[Future[Row]]) -> None:

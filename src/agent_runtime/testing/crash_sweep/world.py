@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from agent_runtime.backing import make_backing
 from agent_runtime.errors import CheckpointNotFound, RecoveryNeedsDecision
@@ -43,6 +43,15 @@ from agent_runtime.tools import RepeatRule, ToolRegistry, idempotency_key
 T = TypeVar("T")
 
 
+OpenStore: TypeAlias = Callable[[CheckpointStore, Life], CheckpointStore]
+"""How a worker gets to the store, through connections that end with its life."""
+
+
+def open_faulty(store: CheckpointStore, life: Life) -> CheckpointStore:
+    """The usual way: a worker that is to die at a write dies just before it is given to the store, or just after."""
+    return FaultyStore(store.reopen(), life=life)
+
+
 class Died:
     """The worker died where it was told to."""
 
@@ -65,7 +74,14 @@ class World:
     """One run, and all that happens to it."""
 
     def __init__(
-        self, scenario: AnyScenario, registry: ToolRegistry, store: CheckpointStore, run_id: str, commits: str
+        self,
+        scenario: AnyScenario,
+        registry: ToolRegistry,
+        store: CheckpointStore,
+        run_id: str,
+        commits: str,
+        *,
+        open_store: OpenStore,
     ) -> None:
         self.scenario = scenario
         self.program = program_of(scenario)
@@ -82,6 +98,7 @@ class World:
         self._prefix = key_prefix(self.run_id)
         self._found: Found | None = None
         self._seen: Sequence[StoredRecord] = ()
+        self._open_store = open_store
         self._stores: list[CheckpointStore] = []
 
     # Workers.
@@ -96,6 +113,7 @@ class World:
             ended: Died | Done | InDoubt = Done(await self._work(life, rerun=rerun, is_new=before is None))
         except SimulatedCrash:
             ended = Died()
+            await self._stores[-1].close()
         except RecoveryNeedsDecision as error:
             ended = InDoubt(frozenset(doubt.call for doubt in error.doubts))
         after = self._found = await self.look()
@@ -112,7 +130,7 @@ class World:
 
     async def _work(self, life: Life, *, rerun: bool, is_new: bool) -> Result:
         worker = _Worker(self, life, claims=_claims(self._seen))
-        store = FaultyStore(self.store.reopen(), life=life)
+        store = self._open_store(self.store, life)
         self._stores.append(store)
         _WORKER.set(worker)
         terms = Terms(self.run_id, store, self.commits, _NoHeartbeat())

@@ -140,7 +140,7 @@ class Keeping:
         assert await store.calls(draft.run_id, since=1) == list(append.records)
 
     async def test_large_numbers_come_back_as_they_were(self, store: CheckpointStore) -> None:
-        draft = Draft.of(epoch=2**48, attempts=2**31 - 1, lease_ms=2**31 - 1)
+        draft = Draft.of(epoch=2**31 - 1, attempts=2**31 - 1, lease_ms=2**31 - 1)
         draft = await land(store, draft, draft.open())
         draft = await land(store, draft, draft.append(draft.row, Entry(RecordKind.STARTED, b"x", "0", 2**31 - 1)))
         parked = draft.park(wake_at=2**44)
