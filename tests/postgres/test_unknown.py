@@ -383,7 +383,11 @@ async def blocked(scene: Scene) -> AsyncIterator[None]:
 async def waiting_for_standbys(operator: Any, *, until_killed: bool = False) -> AsyncIterator[None]:
     """Commits, once they are durable, wait for a standby that does not exist."""
     await _set_standbys(operator, "nobody")
-    yield
+    try:
+        yield
+    except BaseException:
+        await _set_standbys(operator, "")  # else whatever commits on this server waits for ever
+        raise
     if not until_killed:
         await _set_standbys(operator, "")
 
