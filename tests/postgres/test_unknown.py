@@ -185,7 +185,7 @@ class TerminatedAfter(Trouble):
     landed = True
 
     async def meet(self, write: Write) -> list[Answer]:
-        async with session(self._scene.server.url) as operator, waiting_for_standbys(operator):
+        async with session(self._scene.server.url) as operator, waiting_for_standbys(operator, self._scene.server.url):
             landing = asyncio.ensure_future(write.land())
             await eventually(lambda: operator.fetchval(f"SELECT count(*) = 1 {_WAITING_FOR_STANDBY}"))
             assert await operator.fetchval(f"SELECT bool_and(pg_terminate_backend(pid)) {_WAITING_FOR_STANDBY}")
@@ -213,7 +213,7 @@ class KilledAfter(Trouble):
 
     async def meet(self, write: Write) -> list[Answer]:
         server = self._scene.server
-        async with session(server.url) as operator, waiting_for_standbys(operator, until_killed=True):
+        async with session(server.url) as operator, waiting_for_standbys(operator, server.url, until_killed=True):
             landing = asyncio.ensure_future(write.land())
             await eventually(lambda: operator.fetchval(f"SELECT count(*) = 1 {_WAITING_FOR_STANDBY}"))
             (server.data / "postgresql.auto.conf").write_text("")  # it starts again without them
@@ -380,16 +380,36 @@ async def blocked(scene: Scene) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def waiting_for_standbys(operator: Any, *, until_killed: bool = False) -> AsyncIterator[None]:
+async def waiting_for_standbys(operator: Any, url: str, *, until_killed: bool = False) -> AsyncIterator[None]:
     """Commits, once they are durable, wait for a standby that does not exist."""
     await _set_standbys(operator, "nobody")
     try:
+        await _until_commits_wait(operator, url)
         yield
     except BaseException:
         await _set_standbys(operator, "")  # else whatever commits on this server waits for ever
         raise
     if not until_killed:
         await _set_standbys(operator, "")
+
+
+async def _until_commits_wait(operator: Any, url: str) -> None:
+    """Commit until a commit waits: the process that tells all sessions to may hear of the setting later than they do."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            async with session(url) as probe:
+                pid = probe.get_server_pid()
+                writing = asyncio.ensure_future(probe.execute("SELECT pg_logical_emit_message(true, 'probe', '')"))
+                waits = False
+                while not (waits or writing.done()):
+                    waits = await operator.fetchval(
+                        "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep'", pid
+                    )
+                if waits:
+                    await operator.execute("SELECT pg_terminate_backend($1)", pid)
+                await asyncio.gather(writing, return_exceptions=True)
+                if waits:
+                    return
 
 
 async def _set_standbys(operator: Any, names: str) -> None:

@@ -66,7 +66,7 @@ class World:
         """Everything that is kept of the run."""
         async with session(self.server.url_as("postgres", database=self.database)) as db:
             [row] = await db.fetch("SELECT * FROM agent_runtime_runs WHERE run_id = $1", run)
-            records = await db.fetch("SELECT * FROM agent_runtime_journal WHERE key = $1 ORDER BY number", row["key"])
+            records = await db.fetch("SELECT * FROM agent_runtime_journal WHERE place >> 24 = $1 ORDER BY place", row["key"])
             return [row, *records]
 
     async def status(self, run: str) -> tuple[int, int]:
