@@ -192,6 +192,22 @@ async def test_what_is_in_doubt_stays_so_until_somebody_decides_and_what_ended_i
     assert act.entered == entered + 1
 
 
+@pytest.mark.parametrize("rule", RULES)
+async def test_a_call_whose_tries_are_used_up_wakes_its_run_where_its_rule_lets_it_and_is_tried_once_more_then(
+    place: Place, rule: str
+) -> None:
+    act = Act([OSError("down")])
+    await tried(place, act, **RULES[rule], attempts=2)
+    row, entered = (await place.load("run")).row, act.entered
+    assert (row.status, row.wake_at is None, row.attempts) == (RunStatus.BLOCKED, rule == "none", 0)
+    assert entered == (1 if rule == "none" else 2)
+    with pytest.raises(RecoveryNeedsDecision):
+        await Worker(place).recover(script(), act.registry(**RULES[rule], attempts=2))
+    again = (await place.load("run")).row
+    assert act.entered == (entered if rule == "none" else entered + 1)
+    assert (again.status, again.wake_at is None, again.attempts) == (RunStatus.BLOCKED, rule == "none", int(rule != "none"))
+
+
 async def test_an_unrecordable_result_is_never_forgotten_and_never_run_again_by_its_rule(place: Place) -> None:
     act = Act([UNRECORDABLE])
     assert isinstance(await tried(place, act, idempotent=True), Unrecordable)

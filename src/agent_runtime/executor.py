@@ -29,7 +29,7 @@ from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import CallState
 from agent_runtime.offload import Job
-from agent_runtime.run import Run
+from agent_runtime.run import Run, next_wake
 from agent_runtime.tools import CALL_KEY, Tool, ToolRegistry
 
 _RESULT = b'{"result":'
@@ -49,10 +49,12 @@ class Ending(NamedTuple):
 class CallInDoubt(Exception):
     """Nobody knows what became of the call, and its rule does not let it run again."""
 
-    def __init__(self, doubt: Doubt, cause: BaseException | None = None) -> None:
+    def __init__(self, doubt: Doubt, cause: BaseException | None = None, *, may_rerun: bool = False) -> None:
+        """`may_rerun`: its rule lets it run again, and only its tries are used up for now."""
         super().__init__(doubt.why)
         self.doubt = doubt
         self.cause = cause
+        self.may_rerun = may_rerun
 
 
 class Returned(NamedTuple):
@@ -226,7 +228,7 @@ class _Attempts:
             case Unknown(why, error, on_thread):
                 self._announce_doubt(why)
                 if not self.tool.rule.may_repeat or on_thread or self.tries_left <= 0:
-                    raise CallInDoubt(self._doubt(why), error)
+                    raise CallInDoubt(self._doubt(why), error, may_rerun=self.tool.rule.may_repeat)
                 return None
             case Answered():
                 raise AssertionError("an answer ends its call")
@@ -270,8 +272,13 @@ class _Attempts:
 
 
 async def stop_in_doubt(run: Run, doubts: Sequence[CallInDoubt]) -> NoReturn:
-    """Every sibling has ended or is in doubt: block the run until somebody says what happened."""
-    await run.give_back(RunStatus.BLOCKED, "in doubt", counts=False)
+    """Every sibling has ended or is in doubt: block the run until somebody says what happened.
+
+    Where nobody has to, since every call may run again by its rule, the run wakes by itself: later each time.
+    """
+    may_rerun = all(doubt.may_rerun for doubt in doubts)
+    wake_at = next_wake(run) if may_rerun else None
+    await run.give_back(RunStatus.BLOCKED, "in doubt", counts=may_rerun, wake_at=wake_at)
     if run.has_sinks:
         run.announce("run.blocked", {"kind": run.journal.kind, "step": run.journal.step})
     unrecordable = [doubt.cause for doubt in doubts if isinstance(doubt.cause, Unrecordable)]

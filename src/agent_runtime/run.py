@@ -340,14 +340,14 @@ async def _leave(run: Run, why: str, *, counts: bool) -> None:
     journal = run.journal
     if journal.failure is not None or journal.is_released or journal.status is not RunStatus.RUNNING:
         return
-    wake_at = _wake_at(run) if counts else None
+    wake_at = next_wake(run) if counts else None
     giving_back = asyncio.ensure_future(run.give_back(RunStatus.RUNNING, why, counts=counts, wake_at=wake_at))
     with suppress(AgentRuntimeError, Fenced):
         await asyncio.shield(giving_back)
 
 
-def _wake_at(run: Run) -> int:
-    """When a run whose program raised is worth another try: later each time it makes no progress."""
+def next_wake(run: Run) -> int:
+    """When a run that came to nothing is worth another try: later each time it makes no progress."""
     seconds = min(FIRST_WAKE_SECONDS * 2.0 ** min(run.journal.attempts, 20), LONGEST_WAKE_SECONDS)
     return run.backing.clock.now_ms() + int(seconds * 1000)
 

@@ -18,7 +18,7 @@ from agent_runtime.signatures import ArgumentCheck, read_arguments, read_hints
 F = TypeVar("F", bound=Callable[..., Any])
 
 ATTEMPTS = 3
-"""How often a call whose repeat rule allows it is tried within one life of a worker, if the tool does not say."""
+"""How often a call whose repeat rule allows it is tried, if the tool does not say; once more with each later recovery."""
 
 
 class RepeatRule(Enum):
