@@ -115,17 +115,22 @@ def _recovery_row(what: str, ours: Sequence[Figures], floor: Sequence[Figures], 
     return _row(what, Unit.SECONDS, ours, floor, itemgetter("since_start"), goal)
 
 
-def _killed_and_recovered(bench: Bench, side: str, *, extra_calls: int = 0, **options: object) -> Figures:
+def _killed_and_recovered(
+    bench: Bench, side: str, *, extra_calls: int = 0, steps: int = 0, calls: int = 0, **options: object
+) -> Figures:
+    """`calls`: how many a run makes in all, where it is not two a step."""
     sizes = bench.sizes
+    steps = steps or sizes.steps
+    calls = calls or 2 * steps + extra_calls
 
     def measure(place: dict[str, str]) -> Figures:
         tally = os.path.join(place["folder"], "tally")
-        common = {**place, "steps": sizes.steps, "tally": tally}
+        common = {**place, "steps": steps, "tally": tally}
         _be_killed(bench, f"{side}.crash", {**common, "runs": sizes.killed})
         figures = bench.ask(
             f"{side}.recover", {**common, "in_flight": sizes.recover_in_flight, "started_at": time.time(), **options}
         )
-        return {**figures, "again": run_again(Path(tally), expected=sizes.killed * (2 * sizes.steps + extra_calls))}
+        return {**figures, "again": run_again(Path(tally), expected=sizes.killed * calls)}
 
     return bench.in_place(measure)
 
@@ -158,6 +163,23 @@ def run_again(tally: Path, *, expected: int) -> int:
     if len(calls) != expected:
         raise AssertionError(f"expected {expected} calls in all, found {len(calls)}: not every run came to its end")
     return sum(calls.values()) - len(calls)
+
+
+def flows(bench: Bench) -> list[Row]:
+    """Flows of three nodes beside loops of three steps, and flows that were killed."""
+    sizes = bench.sizes
+    rows = []
+    for in_flight in sizes.crowds[:1]:
+        options = {"runs": sizes.runs, "in_flight": in_flight}
+        what = f"{sizes.runs:,} flows of {NODES} nodes, {in_flight} in flight, to loops of as many steps"
+        loops = bench.job("ours.crowd", **options, steps=NODES)
+        ours, (loop,) = bench.in_turns(what, bench.job("flows.crowd", **options), loops)
+        rows.append(_speed_row(what, sizes.runs * NODES, ours, loop, at_least(0.6)))
+    what = f"{sizes.killed} flows killed in their last node, from process start to all done"
+    killed, _ = bench.in_turns(what, partial(_killed_and_recovered, bench, "flows", steps=NODES, calls=NODES))
+    rows.append(_row(what, Unit.SECONDS, killed, [], itemgetter("since_start"), ours_at_most(1.0)))
+    rows.append(Row("finished calls of flows run again", Unit.COUNT, [each["again"] for each in killed], goal=ours_is(0)))
+    return rows
 
 
 def load(bench: Bench) -> list[Row]:
@@ -248,10 +270,13 @@ MEASURES: dict[str, Callable[[Bench], list[Row]]] = {
     "start": start,
     "kept": kept,
     "recovery": recovery,
+    "flows": flows,
     "load": load,
     "beats": beats,
     "size": size,
 }
+NODES = 3
+"""Of a flow that is measured."""
 WITHOUT_SERVER = frozenset({"start", "size"})
 """Measured once, on SQLite: what they are about is not the store."""
 

@@ -35,6 +35,7 @@ ROWS: dict[str, dict[str, tuple[list[float], list[float]] | None]] = {
     "start": {"first 3-step run of a fresh process": None, "peak resident memory of it": None},
     "kept": {"stored bytes a step over the payload": None, "commits a step, counted": ([2.0], [4.0])},
     "recovery": {"finished calls run again": ([0.0], [])},
+    "flows": {"finished calls of flows run again": ([0.0], [])},
     "load": {"load and verify a run of 20 records": None},
     "beats": {"heartbeats of 30 runs": None},
     "size": {"memory of an open idle run above its messages": None, "size of the core install": None},
