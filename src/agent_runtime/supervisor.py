@@ -427,7 +427,8 @@ async def _until_told_to_stop(
             raise
         return 128 + told[1]
     finally:
-        await store.close()
+        with suppress(asyncio.CancelledError):  # told twice: what the store still has to say is not waited for
+            await store.close()
     return Exit.DONE
 
 
