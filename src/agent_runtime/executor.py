@@ -47,7 +47,7 @@ class Ending(NamedTuple):
 
 
 class CallInDoubt(Exception):
-    """Nobody knows what became of the call, and its rule does not let it run again."""
+    """Nobody knows what became of the call, and it is not tried again in this life of the worker."""
 
     def __init__(self, doubt: Doubt, cause: BaseException | None = None, *, may_rerun: bool = False) -> None:
         """`may_rerun`: its rule lets it run again, and only its tries are used up for now."""

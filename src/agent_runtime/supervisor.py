@@ -249,10 +249,9 @@ class Supervisor:
         for waiting in (pause, woken):
             waiting.cancel()
         self._woken.clear()
+        # The host slept, or this process was frozen. On a host that is always late this counts every other time.
         overslept = self._clock.monotonic() - began > seconds + self._terms.heartbeat_seconds
-        if (
-            overslept and self._has_trusted
-        ):  # the host slept, or this was frozen; on a host that is always late, every other time
+        if overslept and self._has_trusted:
             self._let_owners_be_heard()
 
     # Workers.

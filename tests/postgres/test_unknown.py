@@ -7,6 +7,7 @@ record by record; the remote has acted once; and where a run cannot go on, it sa
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -106,9 +107,9 @@ class Trouble(Fault):
         self.seen = (answers[0].kind, await self._scene.head() == self._head(write))
         return answers
 
+    @abstractmethod
     async def meet(self, write: Write) -> list[Answer]:
         """Let it run into the trouble."""
-        raise NotImplementedError
 
     def _head(self, write: Write) -> bytes:
         return write.appends[0].row.head

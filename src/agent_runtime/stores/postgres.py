@@ -39,8 +39,6 @@ from agent_runtime.stores.postgres_url import check_names, place_of
 MOST_RECORDS = 2**24 - 1
 """How many records a run may have: more numbers than these have no place in the journal."""
 MOST_KEYS = 50_000
-SPLIT_FROM = 128
-"""From so many appends on, a commit goes in two statements at once: one is carried while the other is packed."""
 MOST_BEATS = 2_000
 """How many heartbeats go in one statement: two statements are carried at once, and an append waits for one at most."""
 POST_TRIES = 4
@@ -215,7 +213,7 @@ class PostgresCheckpointStore(BatchStore):
                 answers[place] = _FENCED
             else:
                 known.append((place, append))
-        cut = batches(known, split_from=SPLIT_FROM)
+        cut = batches(known)
         await _side_by_side([self._carry_batch(batch, keys, answers) for batch in cut])
 
     async def _carry_batch(self, batch: list[Placed], keys: Mapping[RunId, int], answers: list[Answer | None]) -> None:

@@ -40,17 +40,16 @@ def rounds(appends: Sequence[Append]) -> Iterator[list[Placed]]:
         waiting = later
 
 
-def batches(placed: Sequence[Placed], *, split_from: int) -> list[list[Placed]]:
-    """A round in the order of run ids, cut into statements; from `split_from` appends on into two at least."""
+def batches(placed: Sequence[Placed]) -> list[list[Placed]]:
+    """A round in the order of run ids, cut into statements of no more than one may carry."""
     ordered = sorted(placed, key=_run_id)
-    most = min(MOST_APPENDS, (len(ordered) + 1) // 2) if len(ordered) >= split_from else MOST_APPENDS
     cut: list[list[Placed]] = []
     size = 0
     for each in ordered:
         append = each[1]
         more = sum(len(record.body) for record in append.records)
         more += 0 if append.checkpoint is None else len(append.checkpoint.body)
-        if not cut or len(cut[-1]) >= most or size + more > MOST_BYTES:
+        if not cut or len(cut[-1]) >= MOST_APPENDS or size + more > MOST_BYTES:
             cut.append([])
             size = 0
         cut[-1].append(each)
