@@ -11,8 +11,11 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias, assert_never
 
 from agent_runtime import codec
+from agent_runtime.approvals import ApprovalRequest, request_of
+from agent_runtime.asking import Ask, CallPaused, Gate, Passed, Stopped
+from agent_runtime.clock import milliseconds
 from agent_runtime.crash import CrashPoint
-from agent_runtime.doubts import MOST_UNRECORDABLE, Asked, make_doubt, read_asked
+from agent_runtime.doubts import MOST_UNRECORDABLE, make_doubt
 from agent_runtime.errors import (
     CheckpointStoreCorrupt,
     Doubt,
@@ -27,9 +30,10 @@ from agent_runtime.ids import CallId, seq_of
 from agent_runtime.journal.journal import Commits
 from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
-from agent_runtime.journal.states import CallState
+from agent_runtime.journal.states import WAITING, CallState
 from agent_runtime.offload import Job
-from agent_runtime.run import Run, next_wake
+from agent_runtime.run import Parked, Run, next_wake
+from agent_runtime.settlements import Asked, read_asked
 from agent_runtime.tools import CALL_KEY, Tool, ToolRegistry
 
 _RESULT = b'{"result":'
@@ -49,12 +53,15 @@ class Ending(NamedTuple):
 class CallInDoubt(Exception):
     """Nobody knows what became of the call, and it is not tried again in this life of the worker."""
 
-    def __init__(self, doubt: Doubt, cause: BaseException | None = None, *, may_rerun: bool = False) -> None:
-        """`may_rerun`: its rule lets it run again, and only its tries are used up for now."""
+    def __init__(
+        self, doubt: Doubt, cause: BaseException | None = None, *, may_rerun: bool = False, can_probe: bool = False
+    ) -> None:
+        """`may_rerun`: its rule lets it run again, and only its tries are used up for now. `can_probe`: there is a probe."""
         super().__init__(doubt.why)
         self.doubt = doubt
         self.cause = cause
         self.may_rerun = may_rerun
+        self.can_probe = can_probe
 
 
 class Returned(NamedTuple):
@@ -83,7 +90,7 @@ class Unknown(NamedTuple):
     on_thread: bool = False
 
 
-Outcome: TypeAlias = Returned | Answered | Unsent | Unknown
+Came: TypeAlias = Returned | Answered | Unsent | Unknown
 
 
 class Siblings:
@@ -102,11 +109,16 @@ class Siblings:
 class Executor:
     """Makes the tool calls of runs."""
 
-    def __init__(self, registry: ToolRegistry) -> None:
+    def __init__(self, registry: ToolRegistry, *, approvals: Ask | None = None) -> None:
+        """`approvals` answers at once where a call needs a person; without it such a call pauses its run."""
         self.registry = registry
+        self.approvals = approvals
 
     async def call(self, run: Run, call: CallId, name: str, args: Mapping[str, object], siblings: Siblings) -> Ending:
-        """The ending of a call: the recorded one, or that of an act made now. `CallInDoubt` where there is none."""
+        """The ending of a call: the recorded one, or that of an act made now.
+
+        `CallInDoubt` where nobody knows it, `CallPaused` where a person must agree first.
+        """
         life = run.life(call)
         if life is not None and life.state is CallState.DONE:
             return read_ending(life.ended, self.registry.find(name))
@@ -116,12 +128,28 @@ class Executor:
             arguments = tool.check(recorded_args)
         except (UnknownTool, InvalidArguments) as error:
             return await _refuse(run, call, life, name, error, siblings)
-        attempts = _Attempts(run, call, tool, recorded_args, life, siblings)
+        passed: Passed | None = None
+        if life.pending if life is not None else tool.approval is not None and tool.needs_approval(arguments):
+            came = await self._ask(run, call, tool, recorded_args, life)
+            if isinstance(came, Stopped):
+                return await _answer(run, call, tool, came.error, siblings)
+            passed, recorded_args, arguments = came, came.recorded, came.arguments
+        return await self._act(run, call, tool, arguments, _Attempts(run, call, tool, recorded_args, life, siblings, passed))
+
+    async def _ask(self, run: Run, call: CallId, tool: Tool, recorded_args: bytes, life: CallLife | None) -> Passed | Stopped:
+        """Whether a call that needs a verdict may go out."""
+        try:
+            return await Gate(run, tool, call, _asked(tool, recorded_args), recorded_args, self.approvals).pass_or_pause(life)
+        except InvalidArguments as error:  # no person could be shown what they agree to
+            return Stopped({"type": type(error).__name__, "message": str(error)})
+
+    async def _act(self, run: Run, call: CallId, tool: Tool, arguments: dict[str, Any], attempts: "_Attempts") -> Ending:
+        """Intent, act, confirm; again where the rule lets it, until there is an ending."""
         while True:
             if run.is_armed:
                 await run.reach(CrashPoint.BEFORE_INTENT, seq_of(call))
             attempts.note_intent()
-            await run.ready_to_act(is_alone=siblings.running == 1)
+            await run.ready_to_act(is_alone=attempts.siblings.running == 1)
             if run.has_sinks:
                 run.announce("call.started", attempts.data())
             if run.is_armed:
@@ -139,13 +167,17 @@ class Executor:
                     await run.reach(CrashPoint.AFTER_CONFIRM, seq_of(call))
                 return read_ending(body, tool)
             await attempts.pause()
-            arguments = tool.check(recorded_args)  # fresh ones: the attempt before may have changed its own
+            arguments = tool.check(attempts.recorded_args)  # fresh ones: the attempt before may have changed its own
 
 
 async def _refuse(
     run: Run, call: CallId, life: CallLife | None, name: str, error: UnknownTool | InvalidArguments, siblings: Siblings
 ) -> Ending:
     """A call that no tool takes is answered with why, and never sent; one that was sent before is in doubt."""
+    if life is not None and life.pending and not life.asked:
+        if life.state in WAITING:
+            raise CallPaused(request_of(run.run_id, life, run.key(call))) from error
+        raise error
     if life is not None and life.state is not CallState.NEW:
         raise CallInDoubt(_doubt(run, life, name, f"its tool no longer takes it: {error}"), error) from error
     body = _error_body(error)
@@ -153,6 +185,20 @@ async def _refuse(
     if note_ending(run, call, 0, body, siblings, told):
         await run.barrier()
     return read_ending(body, None)
+
+
+async def _answer(run: Run, call: CallId, tool: Tool, error: Mapping[str, str], siblings: Siblings) -> Ending:
+    """A call that does not go out, with why."""
+    body = _ERROR + codec.encode(dict(error)) + b"}"
+    told = {"call": call, "tool": tool.name, "attempt": 0, "error": f"{error['type']}: {error['message']}"}
+    if note_ending(run, call, 0, body, siblings, told):
+        await run.barrier()
+    return read_ending(body, tool)
+
+
+def _asked(tool: Tool, recorded_args: bytes) -> bytes:
+    """How the intent of a call begins, up to its time."""
+    return b'{"tool":%b,"args":%b,"at":' % (tool.recorded_name, recorded_args)
 
 
 def note_ending(
@@ -170,26 +216,41 @@ class _Attempts:
     """The attempts at one call, until one of them ends it or leaves it in doubt."""
 
     __slots__ = (
-        "asked", "attempt", "began", "call", "key", "recorded_args", "run", "siblings", "started_ms", "tool", "tries_left",
-        "unrecordable",
+        "asked", "attempt", "began", "call", "ends", "is_started", "key", "recorded_args", "run", "siblings", "started_ms",
+        "tool", "tries_left", "unrecordable",
     )  # fmt: skip
 
     def __init__(
-        self, run: Run, call: CallId, tool: Tool, recorded_args: bytes, life: CallLife | None, siblings: Siblings
+        self,
+        run: Run,
+        call: CallId,
+        tool: Tool,
+        recorded_args: bytes,
+        life: CallLife | None,
+        siblings: Siblings,
+        passed: Passed | None,
     ) -> None:
         self.run, self.call, self.tool, self.siblings = run, call, tool, siblings
         self.recorded_args = recorded_args
         self.key = run.key(call)
-        self.asked = b'{"tool":%b,"args":%b,"at":' % (tool.recorded_name, recorded_args)
+        self.asked = _asked(tool, recorded_args)
+        self.ends = b"" if passed is None else passed.granted
+        if tool.settles_seconds:
+            self.ends += b',"settles":%d' % (tool.settles_seconds * 1000)
+        self.is_started = passed is not None and passed.is_started
         self.began = 0.0
         self.started_ms = 0
-        if life is None:
+        if passed is not None:
+            self.attempt = passed.attempts - self.is_started
+            self.unrecordable = 0 if life is None else life.unrecordable
+            self.tries_left = max(1, tool.attempts - self.attempt)
+        elif life is None:
             self.attempt = self.unrecordable = 0
             self.tries_left = tool.attempts
-            return
-        self.attempt, self.unrecordable = life.attempts, life.unrecordable
-        self.tries_left = max(1, tool.attempts - self.attempt)
-        if life.asked and not life.asked.startswith(self.asked):
+        else:
+            self.attempt, self.unrecordable = life.attempts, life.unrecordable
+            self.tries_left = max(1, tool.attempts - self.attempt)
+        if life is not None and life.asked and not life.asked.startswith(self.asked):
             raise CheckpointStoreCorrupt(
                 f"run {run.run_id!r}: call {call} was asked with other arguments than its decision holds; nothing was run"
             )
@@ -199,11 +260,14 @@ class _Attempts:
         self.attempt += 1
         self.tries_left -= 1
         self.started_ms = self.run.now_ms()
-        self.run.note(RecordKind.STARTED, self.call, self.attempt, b"%b%d}" % (self.asked, self.started_ms))
+        if self.is_started:
+            self.is_started = False
+        else:
+            self.run.note(RecordKind.STARTED, self.call, self.attempt, b"%b%d%b}" % (self.asked, self.started_ms, self.ends))
         if self.run.has_sinks:
             self.began = self.run.backing.clock.monotonic()
 
-    def body_of(self, outcome: Outcome) -> bytes | Unrecordable | None:
+    def body_of(self, outcome: Came) -> bytes | Unrecordable | None:
         """What an attempt that ended the call is recorded as; why it cannot be; or None where it has not ended the call."""
         if isinstance(outcome, Returned):
             try:
@@ -212,7 +276,7 @@ class _Attempts:
                 return error.named(self.tool.name)
         return _error_body(outcome.error) if isinstance(outcome, Answered) else None
 
-    async def without_ending(self, outcome: Outcome, trouble: Unrecordable | None) -> bytes | None:
+    async def without_ending(self, outcome: Came, trouble: Unrecordable | None) -> bytes | None:
         """What to record of an attempt that has not ended its call; None where it is to be tried again."""
         match outcome:
             case Returned():
@@ -228,7 +292,13 @@ class _Attempts:
             case Unknown(why, error, on_thread):
                 self._announce_doubt(why)
                 if not self.tool.rule.may_repeat or on_thread or self.tries_left <= 0:
-                    raise CallInDoubt(self._doubt(why), error, may_rerun=self.tool.rule.may_repeat)
+                    rule = self.tool.rule
+                    raise CallInDoubt(
+                        self._doubt(why),
+                        error,
+                        may_rerun=rule.may_repeat,
+                        can_probe=self.tool.probe is not None and not on_thread,
+                    )
                 return None
             case Answered():
                 raise AssertionError("an answer ends its call")
@@ -242,9 +312,9 @@ class _Attempts:
         await self.run.barrier()
         self._announce_doubt(str(error))
         if not self.tool.rule.may_repeat or self.unrecordable >= MOST_UNRECORDABLE:
-            raise CallInDoubt(self._doubt(f"it ran, and {error}"), error)
+            raise CallInDoubt(self._doubt(f"it ran, and {error}"), error, can_probe=self.tool.probe is not None)
 
-    def note_ending(self, body: bytes, outcome: Outcome) -> bool:
+    def note_ending(self, body: bytes, outcome: Came) -> bool:
         """The call has ended; whether its record is to be written by itself."""
         told: dict[str, object] | None = None
         if self.run.has_sinks:
@@ -274,13 +344,16 @@ class _Attempts:
 async def stop_in_doubt(run: Run, doubts: Sequence[CallInDoubt]) -> NoReturn:
     """Every sibling has ended or is in doubt: block the run until somebody says what happened.
 
-    Where nobody has to, since every call may run again by its rule, the run wakes by itself: later each time.
+    Where nobody has to, since every call may run again by its rule, the run wakes by itself: later each time. `Parked`
+    where somebody can be asked: a probe, or whoever has posted meanwhile.
     """
     may_rerun = all(doubt.may_rerun for doubt in doubts)
     wake_at = next_wake(run) if may_rerun else None
     await run.give_back(RunStatus.BLOCKED, "in doubt", counts=may_rerun, wake_at=wake_at)
     if run.has_sinks:
         run.announce("run.blocked", {"kind": run.journal.kind, "step": run.journal.step})
+    if run.has_unread_messages or any(doubt.can_probe for doubt in doubts):
+        raise Parked from doubts[0].cause
     unrecordable = [doubt.cause for doubt in doubts if isinstance(doubt.cause, Unrecordable)]
     needed = RecoveryNeedsDecision(run.run_id, [doubt.doubt for doubt in doubts])
     if len(unrecordable) == len(doubts) == 1:
@@ -288,7 +361,17 @@ async def stop_in_doubt(run: Run, doubts: Sequence[CallInDoubt]) -> NoReturn:
     raise needed from doubts[0].cause
 
 
-async def act(run: Run, tool: Tool, arguments: dict[str, Any], key: str) -> Outcome:
+async def pause(run: Run, requests: Sequence[ApprovalRequest]) -> NoReturn:
+    """Every sibling has ended or waits for a person: let the run go until somebody answers, or a request expires."""
+    times = [milliseconds(request.expires_at) for request in requests if request.expires_at is not None]
+    await run.give_back(RunStatus.PAUSED, "waits for a verdict", counts=False, wake_at=min(times, default=None))
+    if run.has_sinks:
+        waiting = [request.id for request in requests]
+        run.announce("run.paused", {"kind": run.journal.kind, "step": run.journal.step, "pending": waiting})
+    raise Parked
+
+
+async def act(run: Run, tool: Tool, arguments: dict[str, Any], key: str) -> Came:
     """Call the tool under its idempotency key, and say what is known afterwards."""
     job: Job[Any] | None = None
     deadline = None if tool.timeout_seconds is None else asyncio.timeout(tool.timeout_seconds)
@@ -310,7 +393,7 @@ async def act(run: Run, tool: Tool, arguments: dict[str, Any], key: str) -> Outc
         CALL_KEY.reset(token)
 
 
-def _after(tool: Tool, error: BaseException, job: Job[Any] | None, *, is_late: bool) -> Outcome:
+def _after(tool: Tool, error: BaseException, job: Job[Any] | None, *, is_late: bool) -> Came:
     """What is known of a call that raised. Only what the tool declares is an answer; the rest is as its rule says."""
     if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
         raise error  # it is this worker that is being stopped: the call stays as its intent says, in doubt

@@ -82,9 +82,10 @@ def _own_birth(pid: int) -> str:
 
 
 @lru_cache(maxsize=16)
-def claimed_body(pid: int, why: str) -> bytes:
-    """The body of a `claimed` record: who claims, and why."""
-    return codec.encode({**_mark_of(pid).to_plain(), "why": why})
+def claimed_body(pid: int, why: str, *, is_owner_gone: bool = False) -> bytes:
+    """The body of a `claimed` record: who claims, why, and whether the owner before is known to be gone."""
+    gone = {"gone": True} if is_owner_gone else {}
+    return codec.encode({**_mark_of(pid).to_plain(), "why": why, **gone})
 
 
 def mark_of_child(pid: int) -> ProcessMark:
@@ -103,13 +104,14 @@ async def find_mark(store: CheckpointStore, row: StoredRow) -> ProcessMark | Non
         records = await store.calls(row.run_id, since=since)
         claimed = next((record for record in reversed(records) if record.kind == RecordKind.CLAIMED), None)
         if claimed is not None:
-            return _read_mark(claimed.body) if claimed.epoch == row.epoch else None
+            return read_mark(claimed.body) if claimed.epoch == row.epoch else None
         if since == 0:
             return None
         window *= MARK_WINDOW
 
 
-def _read_mark(body: bytes) -> ProcessMark | None:
+def read_mark(body: bytes) -> ProcessMark | None:
+    """Which process a `claimed` record names; None where that cannot be read."""
     try:
         mark = ProcessMark.from_plain(codec.decode(body))
     except (KeyError, ValueError, TypeError, RecursionError):

@@ -8,37 +8,43 @@ Rules of this file:
 * A run that kills its workers is set aside: past `max_attempts` without progress the claim itself quarantines it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from agent_runtime import codec
-from agent_runtime.doubts import Decisions
+from agent_runtime.approvals import ApprovalRequest, read_pending, read_verdict, request_of
+from agent_runtime.asking import told_verdict
+from agent_runtime.doubts import Case, Decisions
 from agent_runtime.errors import (
     CheckpointConflict,
     CheckpointNotFound,
     CheckpointStoreCorrupt,
     Fenced,
+    IdentityMismatch,
     RecoveryNeedsDecision,
     RunQuarantined,
 )
-from agent_runtime.ids import RunId
+from agent_runtime.ids import RunId, build_key, key_prefix
+from agent_runtime.inbox import Message, read_inbox
 from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Journal, claim_row, guard_of
-from agent_runtime.journal.records import RecordKind, RunStatus, StoredRecord, StoredRun
-from agent_runtime.journal.replay import CallLife, History, read_history
+from agent_runtime.journal.records import NO_OWNER, NO_SEAL, RecordKind, RunStatus, StoredRecord, StoredRun
+from agent_runtime.journal.replay import CallLife, History, live_on, read_history
 from agent_runtime.journal.seal import open_run, sealer_for
-from agent_runtime.journal.states import CallState, Settlement
-from agent_runtime.lease import ProcessMark, claimed_body, own_mark, seconds_held
+from agent_runtime.journal.states import CallState
+from agent_runtime.journal.store import Guard
+from agent_runtime.lease import ProcessMark, claimed_body, is_dead, own_mark, seconds_held
 from agent_runtime.run import Backing, Run, RunContext, check_identity
+from agent_runtime.settlements import read_settled
 
 CLAIM_TRIES = 5
 LONGEST_SHOWN_SECONDS = 3_155_760_000.0
 """A hundred years: a lease is no sealed column, and no calendar holds what somebody may write there."""
 
 
-Decide = Callable[[Sequence[CallLife], Mapping[str, Any]], Decisions]
-"""From the calls in doubt and the run's `opened` body to what is decided about them."""
+Decide = Callable[[Case], Awaitable[Decisions]]
+"""From a verified run and its messages to what is decided about them."""
 
 
 class Found(NamedTuple):
@@ -53,19 +59,64 @@ class Found(NamedTuple):
     def status(self) -> RunStatus:
         return RunStatus(self.stored.row.status)
 
+    @property
+    def context(self) -> RunContext:
+        """Who the run is for."""
+        return RunContext.from_plain(self.opened["context"])
 
-Admit = Callable[[Found], None]
-"""Raises where a program cannot go on with a run as it was found."""
+    @property
+    def pending(self) -> Sequence[ApprovalRequest]:
+        """The requests that wait for a verdict, unless the run has ended."""
+        if self.status.is_final:
+            return ()
+        prefix = key_prefix(self.stored.row.run_id, self.opened["namespace"])
+        return [
+            request_of(self.stored.row.run_id, life, build_key(prefix, life.call)) for life in self.history.waiting()
+        ]  # fmt: skip
+
+    async def case(self, backing: Backing) -> Case:
+        """The run with the messages to it, to be decided about."""
+        row = self.stored.row
+        messages: Sequence[Message] = ()
+        if row.posted:
+            messages = await read_inbox(backing.store, backing.ring, tenant=backing.tenant, run_id=row.run_id)
+        return Case(row, self.stored.records, self.history, self.opened, messages)
 
 
-def _admit_all(found: Found) -> None:
-    return None
+Admit = Callable[[Found], dict[str, CallLife]]
+"""The calls that a program goes on with; raises where it cannot go on with a run as it was found."""
+
+
+def _admit_all(found: Found) -> dict[str, CallLife]:
+    return found.history.lives
+
+
+def admit_resume(context: RunContext, found: Found) -> dict[str, CallLife]:
+    """For whoever asks from outside: the run's own identity is needed, and a run that has ended is a conflict."""
+    run_id = found.stored.row.run_id
+    if found.context != context:
+        raise IdentityMismatch(f"run {run_id!r} belongs to another user, thread or principal; pass its own ctx=")
+    if found.status.is_final:
+        raise CheckpointConflict(f"run {run_id!r} has ended; recover it to have its result")
+    return found.history.lives
+
+
+async def in_use(backing: Backing, run_id: RunId) -> CheckpointConflict:
+    """Why a run cannot be started: there is one of its id, or was."""
+    stored = await backing.store.latest(run_id)
+    if stored is not None and stored.row.status == RunStatus.PAUSED:
+        return CheckpointConflict(
+            f"run {run_id!r} is paused and waits for a verdict: decide first. Resume it with verdicts=[…], or cancel it"
+        )
+    return CheckpointConflict(
+        f"run {run_id!r} exists already, or did before it was deleted; recover it, or choose another id"
+    )  # fmt: skip
 
 
 async def find(backing: Backing, run_id: RunId, *, kind: str, context: RunContext | None, name: str | None = None) -> Found:
     """The run, if this program and this identity may have it; `name`: the only one that it may have. Claims nothing."""
     found = await read_verified(backing, run_id)
-    check_identity(RunContext(**found.opened["context"]), context, run_id)
+    check_identity(found.context, context, run_id)
     row = found.stored.row
     if row.kind != kind or name not in (None, row.name):
         raise CheckpointConflict(f"run {run_id!r} is worked by another program than this {kind}")
@@ -80,7 +131,7 @@ async def read_verified(backing: Backing, run_id: RunId) -> Found:
     if stored.row.status == RunStatus.DELETED and not (stored.row.number or stored.records):
         raise CheckpointConflict(f"run {run_id!r} was deleted, and its id is not used again; choose another id")
     open_run(backing.ring, stored, tenant=backing.tenant)
-    history = read_history(run_id, stored.records, _settlement)
+    history = read_history(run_id, stored.records, read_settled)
     opened, mark = _read_own(run_id, history)
     return Found(stored, history, opened, mark)
 
@@ -95,8 +146,11 @@ async def reopen(
     take_over: bool = False,
     name: str | None = None,
     admit: Admit = _admit_all,
+    when_held: Callable[[Case], Awaitable[None]] | None = None,
 ) -> Run | Found:
-    """The run, claimed by this worker; or, where it has ended or is paused, the run as found.
+    """The run, claimed by this worker; or, where it has ended or still waits for a person, the run as found.
+
+    `when_held`: what is done where somebody else works it, and then the run is given back as found.
 
     `admit` reads what was found before anything is claimed, and raises where the program cannot go on with it.
 
@@ -105,18 +159,42 @@ async def reopen(
     """
     for _ in range(CLAIM_TRIES):
         found = await find(backing, run_id, kind=kind, context=context, name=name)
-        admit(found)
-        if found.status.is_final or found.status is RunStatus.PAUSED:
+        lives = admit(found)
+        if found.status.is_final:
             return found
-        await _require_free(backing, found, take_over=take_over)
-        decisions = decide(found.history.in_doubt(), found.opened)
-        if found.status is RunStatus.BLOCKED and decisions.undecided:
+        held = _seconds_held(found)
+        if held is not None and not take_over:
+            if when_held is None:
+                raise await _held(backing, found, held)
+            await when_held(await found.case(backing))
+            return found
+        decisions = await decide(await found.case(backing))
+        if found.status is RunStatus.PAUSED and not decisions.has_news:
+            await _put_back(backing, found, _next_expiry(decisions.waiting))
+            return found
+        if found.status is RunStatus.BLOCKED and decisions.undecided and not decisions.records and decisions.cancel is None:
+            await _put_back(backing, found, decisions.wake_at)
             raise RecoveryNeedsDecision(run_id, decisions.undecided)
         try:
-            return await _claim(backing, found, decisions, take_over=take_over)
+            run = await _claim(backing, found, decisions, lives, take_over=take_over)
         except Fenced:
             continue  # the run moved since it was read: look again
+        if run is not None:
+            return run
     raise CheckpointConflict(f"run {run_id!r} was claimed by another worker each time this one tried; try again later")
+
+
+async def _put_back(backing: Backing, found: Found, wake_at: int | None) -> None:
+    """Nothing in the inbox was of use: let nobody look at the run again before its own time."""
+    row = found.stored.row
+    if row.owner == NO_OWNER and row.wake_at != wake_at:
+        guard = Guard(row.epoch, row.owner, row.number, row.head)
+        await backing.store.renew(row.run_id, guard=guard, seen=row.posted, wake_at=wake_at)
+
+
+def _next_expiry(waiting: Sequence[CallLife]) -> int | None:
+    times = [expires for life in waiting if (expires := read_pending(life.pending).expires_ms) is not None]
+    return min(times, default=None)
 
 
 async def release(backing: Backing, run_id: RunId, *, by: str) -> bool:
@@ -159,19 +237,27 @@ def _claiming(backing: Backing, found: Found, why: str, *, take_over: bool) -> J
         journal.note(RecordKind.REKEYED, row.key_id)
         if found.stored.checkpoint is not None:
             journal.reseal(found.stored.checkpoint)
-    journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, why))
+    is_owner_gone = row.owner != NO_OWNER and is_dead(found.mark, row.owner)
+    journal.opened_seal = found.stored.records[0].seal
+    journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, why, is_owner_gone=is_owner_gone))
     return journal
 
 
-async def _claim(backing: Backing, found: Found, decisions: Decisions, *, take_over: bool) -> Run:
+async def _claim(
+    backing: Backing, found: Found, decisions: Decisions, lives: dict[str, CallLife], *, take_over: bool
+) -> Run | None:
+    """The run, claimed and written with what was decided; None where that ended it."""
     journal = _claiming(backing, found, "take over" if take_over else "recovery", take_over=take_over)
-    lives = found.history.lives
-    for life in decisions.permitted:
-        body = codec.encode({"how": Settlement.RERUN.value, "why": "rerun_in_doubt"})
-        journal.note(RecordKind.SETTLED, life.call, life.attempts, body)
-        life.state = CallState.REOPENED
+    for kind, call, attempt, body in decisions.records:
+        journal.note(RecordKind(kind), call, attempt, body)
+        record = StoredRecord(journal.number, journal.epoch, kind, call, attempt, body, NO_SEAL)
+        live_on(journal.run_id, found.history.lives, record, read_settled)
     run = Run(backing, journal, opened=found.opened, lives=lives, recovering=True)
     try:
+        if decisions.cancel is not None:
+            await run.cancel(decisions.cancel.by, decisions.cancel.why)
+            run.let_go()
+            return None
         await _land(run, found, decisions)
     except BaseException:
         run.let_go()
@@ -182,7 +268,7 @@ async def _claim(backing: Backing, found: Found, decisions: Decisions, *, take_o
 async def _land(run: Run, found: Found, decisions: Decisions) -> None:
     """Write the claim. A run with an undecided doubt is blocked, one past its attempts is set aside, in the same write."""
     if decisions.undecided:
-        await run.give_back(RunStatus.BLOCKED, "in doubt", counts=False)
+        await run.give_back(RunStatus.BLOCKED, "in doubt", counts=False, wake_at=decisions.wake_at)
     elif run.journal.attempts > run.backing.max_attempts:
         await _quarantine(run, found)
     else:
@@ -219,8 +305,8 @@ def _announce(run: Run, found: Found, decisions: Decisions) -> None:
     journal = run.journal
     where: dict[str, object] = {"kind": journal.kind, "step": journal.step}
     run.announce("run.claimed", {**where, "epoch": journal.epoch, "why": "recovery"})
-    for life in decisions.permitted:
-        run.announce("call.settled", {**where, "call": life.call, "key": run.key(life.call), "attempt": life.attempts})
+    for kind, call, attempt, body in decisions.records:
+        _announce_decided(run, found, kind, {**where, "call": call, "key": run.key(call), "attempt": attempt}, body)
     for doubt in decisions.undecided:
         named = {"call": doubt.call, "tool": doubt.tool, "key": doubt.key, "attempt": doubt.attempt, "why": doubt.why}
         run.announce("call.in_doubt", {"step": journal.step, **named})
@@ -231,17 +317,34 @@ def _announce(run: Run, found: Found, decisions: Decisions) -> None:
         run.announce("run.recovered", {**where, "replayed": replayed, "rerun": decisions.rerun})
 
 
-async def _require_free(backing: Backing, found: Found, *, take_over: bool) -> None:
-    """Refuse a run whose owner may be alive, unless it is to be taken over; fencing makes either safe."""
+def _announce_decided(run: Run, found: Found, kind: int, where: Mapping[str, object], body: bytes) -> None:
+    plain = codec.decode(body)
+    match kind:
+        case RecordKind.SETTLED:
+            told = {name: plain.get(name, "") for name in ("how", "by", "why")}
+            run.announce("call.settled", {**where, **told})
+        case RecordKind.VERDICT:
+            verdict = read_verdict(body)
+            run.announce("approval.decided", {**where, **told_verdict(verdict), "digest": verdict.digest})
+        case RecordKind.DONE:
+            error = plain["error"]
+            run.announce("call.done", {**where, "tool": "", "error": f"{error['type']}: {error['message']}"})
+        case _:
+            return
+
+
+def _seconds_held(found: Found) -> float | None:
+    """How long an owner that may be alive still holds the run; None where it may be claimed. Fencing makes either safe."""
     row = found.stored.row
     if found.status is RunStatus.QUARANTINED:
         raise RunQuarantined(row.run_id, read_reason(found.stored.records[-1]))
-    held = None if take_over else seconds_held(row, found.mark)
-    if held is None:
-        return
-    until = await backing.store.now() + timedelta(seconds=min(held, LONGEST_SHOWN_SECONDS))
-    raise CheckpointConflict(
-        f"run {row.run_id!r} is held by process {found.mark.pid} on {found.mark.host.split('/')[0]} until "
+    return seconds_held(row, found.mark)
+
+
+async def _held(backing: Backing, found: Found, seconds: float) -> CheckpointConflict:
+    until = await backing.store.now() + timedelta(seconds=min(seconds, LONGEST_SHOWN_SECONDS))
+    return CheckpointConflict(
+        f"run {found.stored.row.run_id!r} is held by process {found.mark.pid} on {found.mark.host.split('/')[0]} until "
         f"{until.isoformat(timespec='seconds')}, and longer if it is heard again; wait, or recover it with take_over=True"
     )
 
@@ -265,10 +368,3 @@ def _read_own(run_id: str, history: History) -> tuple[Mapping[str, Any], Process
         return opened, ProcessMark.from_plain(codec.decode(history.claimed.body))
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointStoreCorrupt(f"run {run_id!r} was opened or claimed with what cannot be read: {error!r}") from error
-
-
-def _settlement(body: bytes) -> Settlement:
-    try:
-        return Settlement(codec.decode(body)["how"])
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointStoreCorrupt(f"a settlement cannot be read: {error!r}") from error

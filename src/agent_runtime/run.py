@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -19,10 +19,11 @@ from agent_runtime.errors import (
     InvalidSetting,
     StoreUnavailable,
 )
-from agent_runtime.ids import RunId, build_key, key_prefix
+from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
+from agent_runtime.inbox import Cancel, MessageKind, find_cancel, read_inbox, write_message
 from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Commits, Journal, new_row
-from agent_runtime.journal.records import OWNER_SIZE, RecordKind, RunStatus
+from agent_runtime.journal.records import OWNER_SIZE, RecordKind, RunStatus, StoredMessage
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.seal import KeyRing, sealer_for
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
@@ -37,6 +38,10 @@ HEARTBEAT_SECONDS = 3.0
 MAX_ATTEMPTS = 5
 FIRST_WAKE_SECONDS = 1.0
 LONGEST_WAKE_SECONDS = 300.0
+LATE_SECONDS = 2.0
+"""How long a worker that has lost its run waits at most until its results are posted; it goes on trying after that."""
+LATE_TRIES = 20
+LONGEST_LATE_PAUSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +126,14 @@ class Run:
     """
 
     __slots__ = (
+        "_cancel",
         "_heartbeat",
         "_jobs",
         "_key_prefix",
         "_now",
         "_pending_events",
+        "_reading",
+        "_task",
         "backing",
         "context",
         "has_sinks",
@@ -160,6 +168,9 @@ class Run:
         self._key_prefix = key_prefix(journal.run_id, opened["namespace"])
         self._pending_events: list[tuple[int, str, Mapping[str, object]]] = []
         self._jobs: list[Job[Any]] = []
+        self._task: asyncio.Task[Any] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._cancel: Cancel | None = None
         self._now = backing.clock.monotonic
         self._heartbeat = heartbeat(backing.store, backing.clock, backing.offload)
         LIVE_OWNERS.add(journal.owner)
@@ -239,11 +250,80 @@ class Run:
         """
         if not counts and self.journal.attempts > 0:
             self.journal.attempts -= 1
-        self.note(RecordKind.RELEASED, body=codec.encode({"why": why}))
+        self.note(RecordKind.RELEASED, body=codec.encode({"why": why, **self._threads()}))
         self.journal.set_status(status, wake_at=wake_at)
         if not self.has_running_thread:
             self.journal.give_back()
         await self.barrier()
+
+    async def cancel(self, by: str, why: str) -> None:
+        """End the run by somebody's word. What is in doubt stays so, and can be settled afterwards."""
+        said = {"by": by, "why": why}
+        self.note(RecordKind.CANCELLED, body=codec.encode(said))
+        await self.barrier_if_each()
+        await self.end(RunStatus.CANCELLED, codec.encode({"status": "cancelled", **said, **self._threads()}))
+        self.announce("run.cancelled", {"kind": self.journal.kind, "step": self.journal.step, **said})
+
+    def _threads(self) -> dict[str, object]:
+        """Said of a run that is let go while a thread still works for it: that attempt is not over."""
+        return {"threads": True} if self.has_running_thread else {}
+
+    # Messages to a run that is worked.
+
+    @property
+    def has_unread_messages(self) -> bool:
+        """Whether somebody has posted since the inbox was read."""
+        return self.journal.posted > self.journal.seen
+
+    def listen(self, task: asyncio.Task[Any] | None) -> None:
+        """From now on a message that ends the run stops the task."""
+        self._task = task
+        self.journal.on_posted = self._hear
+
+    def hear_no_more(self) -> Cancel | None:
+        """The word that ended the program, if one did. Nothing stops it from now on."""
+        self.journal.on_posted = None
+        if self._reading is not None:
+            self._reading.cancel()
+        return self._cancel
+
+    def _hear(self) -> None:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self._read_inbox())
+
+    async def _read_inbox(self) -> None:
+        """Look for a cancel; verdicts and settlements are looked at when the run is parked, or picked up."""
+        backing, posted = self.backing, -1
+        while posted != self.journal.posted and self._cancel is None:
+            posted = self.journal.posted
+            try:
+                messages = await read_inbox(backing.store, backing.ring, tenant=backing.tenant, run_id=self.run_id)
+            except AgentRuntimeError:
+                return  # the store is away: whoever picks the run up reads them
+            self._cancel = find_cancel(messages)
+        if self._cancel is not None and self._task is not None:
+            self._task.cancel()
+
+    # Results that came too late.
+
+    async def leave_late_results(self) -> None:
+        """Post what is known and could not be written: whoever picks the run up takes it over."""
+        journal = self.journal
+        if not journal.is_claimed:
+            return
+        place = {"epoch": journal.epoch, "opened": journal.opened_seal.hex()}
+        messages = [
+            write_message(
+                journal.sealer, MessageKind.LATE, {**place, "call": call, "attempt": attempt, "ending": codec.decode(body)}
+            )
+            for kind, call, attempt, body in journal.lost()
+            if kind == RecordKind.DONE and attempt and not is_reply(call)
+        ]
+        if messages:
+            posting = asyncio.ensure_future(_post_until_taken(self.backing, self.run_id, messages))
+            _POSTING.add(posting)
+            posting.add_done_callback(_POSTING.discard)
+            await asyncio.wait({posting}, timeout=LATE_SECONDS)
 
     async def set_aside(self, why: str, attempts: int) -> None:
         """Quarantine the run after so many claims that came to nothing: no worker touches it until it is released."""
@@ -317,11 +397,49 @@ def start(
     return run
 
 
+_POSTING: set[asyncio.Future[None]] = set()
+
+
+async def _post_until_taken(backing: Backing, run_id: RunId, messages: Sequence[StoredMessage]) -> None:
+    """Post messages, again while the store does not answer: later each time, and not for ever."""
+    for message in messages:
+        for tried in range(LATE_TRIES):
+            with suppress(StoreUnavailable):
+                answer = await backing.store.post(run_id, message)
+                if answer.kind is not AnswerKind.UNKNOWN:
+                    break
+            await backing.clock.sleep(min(2.0**tried / 4, LONGEST_LATE_PAUSE_SECONDS))
+
+
+class Parked(Exception):
+    """The run was let go until somebody decides, and perhaps somebody has: look at it again. Never given to a user."""
+
+
+class RunCancelled(Parked):
+    """Somebody has cancelled the run, and it is stored so."""
+
+
+async def until_decided(first: Callable[[], Awaitable[T]], again: Callable[[], Awaitable[T]]) -> T:
+    """What the first gives; once it is parked, what looking at the run again gives."""
+    step = first
+    while True:
+        try:
+            return await step()
+        except Parked:
+            step = again
+
+
 async def work(run: Run, program: Awaitable[T]) -> T:
-    """What the program gives. Whatever it raises, the run is left so that another worker can pick it up."""
+    """What the program gives. Whatever it raises, the run is left so that another worker can pick it up.
+
+    `Parked` where the run is to be looked at again: `RunCancelled` once somebody's word has ended it, or it had ended.
+    """
     try:
-        return await program
+        return await _until_cancelled(run, program)
+    except Parked:
+        raise
     except Fenced as fenced:
+        await run.leave_late_results()
         if run.has_sinks:
             run.announce("run.fenced", {"kind": run.journal.kind, "step": run.journal.step})
         raise CheckpointConflict(f"{fenced}; this worker has stopped and will start nothing more of it") from fenced
@@ -329,10 +447,46 @@ async def work(run: Run, program: Awaitable[T]) -> T:
         await _leave(run, "cancelled", counts=False)
         raise
     except Exception as error:
+        if isinstance(error, StoreUnavailable):
+            await run.leave_late_results()
         await _leave(run, type(error).__name__, counts=True)
         raise
     finally:
         run.let_go()
+
+
+async def _until_cancelled(run: Run, program: Awaitable[T]) -> T:
+    """What the program gives, unless a message to the run ends it. That is no cancelling of the task that waits."""
+    task = asyncio.current_task()
+    run.listen(task)
+    try:
+        result = await program
+    except asyncio.CancelledError:
+        cancel = run.hear_no_more()
+        if cancel is None or task is None or task.uncancel() > 0:
+            raise
+        await asyncio.shield(asyncio.ensure_future(_end_by(run, cancel)))
+        raise RunCancelled from None
+    except BaseException:
+        await _forget_cancel(run, task)
+        raise
+    await _forget_cancel(run, task)
+    return result
+
+
+async def _end_by(run: Run, cancel: Cancel) -> None:
+    if run.journal.is_released:
+        await run.barrier()  # its end was noted when the word came
+    else:
+        await run.cancel(cancel.by, cancel.why)
+
+
+async def _forget_cancel(run: Run, task: asyncio.Task[Any] | None) -> None:
+    """The program has ended by itself: what was to stop it must stop nothing else."""
+    if run.hear_no_more() is None or task is None or task.uncancel() > 0:
+        return
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
 
 
 async def _leave(run: Run, why: str, *, counts: bool) -> None:

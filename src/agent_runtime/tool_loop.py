@@ -7,13 +7,16 @@ place; what is there is replayed, what is not is made. Its history is computed f
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from agent_runtime import codec
+from agent_runtime.approvals import ApprovalRequest, Verdict
+from agent_runtime.asking import Ask, CallPaused
 from agent_runtime.backing import make_backing
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.crash import UNARMED, CrashPlan, CrashPoint
-from agent_runtime.doubts import Decider, Rerun
+from agent_runtime.doubts import Case, Decider, RerunInDoubt
 from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
 from agent_runtime.errors import (
     CheckpointConflict,
@@ -28,6 +31,7 @@ from agent_runtime.executor import (
     Siblings,
     is_being_cancelled,
     is_transport,
+    pause,
     read_ending,
     stop_in_doubt,
 )
@@ -52,14 +56,17 @@ from agent_runtime.messages import (
 )
 from agent_runtime.model import Model, ModelFunction, as_model
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
-from agent_runtime.recovery import Found, reopen
+from agent_runtime.recovery import Found, admit_resume, in_use, reopen
 from agent_runtime.run import (
     HEARTBEAT_SECONDS,
     LEASE_SECONDS,
     MAX_ATTEMPTS,
+    NOBODY,
+    Backing,
     Run,
     RunContext,
     start,
+    until_decided,
     work,
 )
 from agent_runtime.side_by_side import run_all
@@ -87,7 +94,8 @@ class LoopResult(NamedTuple):
     """How many replies asked for calls."""
     llm_calls: int = 0
     """How many model requests were made over the whole run, lost ones included."""
-    pending: Sequence[object] = ()
+    pending: Sequence[ApprovalRequest] = ()
+    """The requests that wait for a verdict."""
 
     def __repr__(self) -> str:
         shown = {**self._asdict(), "messages": f"<{len(self.messages)} messages>"}
@@ -104,9 +112,11 @@ class LoopOptions(NamedTuple):
 async def run_tool_loop(
     model: Model | ModelFunction | str,
     registry: ToolRegistry,
-    messages: str | Sequence[Message | Mapping[str, object]],
+    messages: str | Sequence[Message | Mapping[str, object]] | None = None,
     *,
     run_id: str | None = None,
+    verdicts: Sequence[Verdict] | None = None,
+    approvals: Ask | None = None,
     checkpoints: CheckpointStore | None = None,
     checkpoint_key: CheckpointKey | None = None,
     ctx: RunContext | None = None,
@@ -130,8 +140,26 @@ async def run_tool_loop(
 
     `max_steps` counts the replies of the whole run, restarts included; past it `StepLimitReached` ends the run.
     `parallel` bounds the calls of one reply that run side by side. `commits="each"` writes every record by itself.
+
+    A call that needs a person's verdict pauses the run, unless `approvals` answers at once: the result is `paused`, its
+    `pending` the open requests. With `verdicts`, and no messages, the run of that id goes on, or `VerdictRefused` says why
+    not; then the run's own `ctx` is needed.
     """
     options = _options(max_steps, parallel)
+    if verdicts is not None:
+        if messages is not None or run_id is None or checkpoints is None:
+            raise InvalidSetting(
+                "verdicts= goes on with the run run_id= that is paused in checkpoints=, and has its messages; pass those two, "
+                "and leave messages out"
+            )
+        return await recover_tool_loop(
+            model, registry, run_id, verdicts=verdicts, approvals=approvals, checkpoints=checkpoints,
+            checkpoint_key=checkpoint_key, ctx=ctx, sinks=sinks, max_steps=max_steps, parallel=parallel, tenant=tenant,
+            commits=commits, lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts,
+            stuck_after=stuck_after, crash=crash, clock=clock, entropy=entropy, offload=offload,
+        )  # fmt: skip
+    if messages is None:
+        raise InvalidSetting("a loop starts with messages; pass messages='…', or verdicts=[…] to go on with a paused run")
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
@@ -141,13 +169,13 @@ async def run_tool_loop(
     known_id = check_run_id(run_id if run_id is not None else entropy.draw(16).hex())
     history = read_messages(messages)
     run = start(backing, known_id, kind=KIND, name=name, context=ctx, given={"messages": encode_messages(history)})
+    executor = Executor(registry, approvals=approvals)
+    again = _Again(backing, known_id, ask, executor, options, ctx)
     try:
-        return await work(run, _Loop(run, ask, Executor(registry), options, history).go())
+        return await until_decided(lambda: work(run, _Loop(run, ask, executor, options, history).go()), again.look)
     except CheckpointConflict as conflict:
         if run.journal.guard is None:
-            raise CheckpointConflict(
-                f"run {known_id!r} exists already, or did before it was deleted; recover it, or choose another id"
-            ) from conflict
+            raise await in_use(backing, known_id) from conflict
         raise
 
 
@@ -160,7 +188,9 @@ async def recover_tool_loop(
     checkpoint_key: CheckpointKey | None = None,
     ctx: RunContext | None = None,
     sinks: Sequence[Sink] = (),
-    rerun_in_doubt: Rerun = False,
+    rerun_in_doubt: RerunInDoubt = False,
+    verdicts: Sequence[Verdict] | None = None,
+    approvals: Ask | None = None,
     take_over: bool = False,
     max_steps: int = MAX_STEPS,
     parallel: int = PARALLEL,
@@ -191,12 +221,58 @@ async def recover_tool_loop(
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id)
-    decide = Decider(known_id, registry, rerun_in_doubt, clock)
-    found = await reopen(backing, known_id, kind=KIND, context=ctx, decide=decide, take_over=take_over)
-    if isinstance(found, Found):
-        return _stored_result(found)
-    history = decode_messages(found.input["messages"])
-    return await work(found, _Loop(found, ask, Executor(registry), options, history).go())
+    executor = Executor(registry, approvals=approvals)
+    again = _Again(backing, known_id, ask, executor, options, ctx)
+    if verdicts is not None:
+        return await until_decided(lambda: again.resume(verdicts, rerun_in_doubt, take_over=take_over), again.look)
+    return await until_decided(lambda: again.recover(rerun_in_doubt, take_over=take_over), again.look)
+
+
+class _Again:
+    """Goes on with a stored run: by itself, with verdicts, or after it was parked."""
+
+    def __init__(
+        self,
+        backing: Backing,
+        run_id: RunId,
+        ask: ModelFunction,
+        executor: Executor,
+        options: LoopOptions,
+        context: RunContext | None,
+    ) -> None:
+        self._backing = backing
+        self._run_id = run_id
+        self._ask = ask
+        self._executor = executor
+        self._options = options
+        self._context = context
+
+    async def recover(self, rerun: RerunInDoubt, *, take_over: bool) -> LoopResult:
+        decide = self._decider(rerun=rerun, can_ask=self._executor.approvals is not None)
+        return await self._go_on(decide, context=self._context, take_over=take_over)
+
+    async def resume(self, verdicts: Sequence[Verdict], rerun: RerunInDoubt, *, take_over: bool) -> LoopResult:
+        """For whoever asks from outside: the run's own identity is needed."""
+        decide = self._decider(rerun=rerun, verdicts=verdicts, can_ask=self._executor.approvals is not None)
+        context = NOBODY if self._context is None else self._context
+        return await self._go_on(decide, context=context, take_over=take_over, admit=partial(admit_resume, context))
+
+    async def look(self) -> LoopResult:
+        """Where the run stands after it was parked; it goes on where something has come meanwhile."""
+        return await self._go_on(self._decider(), context=self._context, take_over=False, when_held=_leave_alone)
+
+    def _decider(self, *, rerun: RerunInDoubt = False, verdicts: Sequence[Verdict] = (), can_ask: bool = False) -> Decider:
+        return Decider(
+            self._backing, self._run_id, self._executor.registry, rerun=rerun, verdicts=verdicts, can_ask=can_ask
+        )  # fmt: skip
+
+    async def _go_on(self, decide: Decider, **options: Any) -> LoopResult:
+        when_held = {"when_held": decide.post} if decide.verdicts else {}
+        found = await reopen(self._backing, self._run_id, kind=KIND, decide=decide, **{**when_held, **options})
+        if isinstance(found, Found):
+            return _stored_result(found)
+        history = decode_messages(found.input["messages"])
+        return await work(found, _Loop(found, self._ask, self._executor, self._options, history).go())
 
 
 class _Loop:
@@ -298,13 +374,19 @@ class _Loop:
                 return [await self.executor.call(self.run, tool_call(seq, 0, 1), asked.name, asked.args, Siblings(1))]
             except CallInDoubt as doubt:
                 await stop_in_doubt(self.run, [doubt])
+            except CallPaused as paused:
+                await pause(self.run, [paused.request])
         results = await self._call_side_by_side(seq, calls)
         endings = [result for result in results if isinstance(result, Ending)]
         if len(endings) < len(calls):
-            await stop_in_doubt(self.run, [result for result in results if isinstance(result, CallInDoubt)])
+            if doubts := [result for result in results if isinstance(result, CallInDoubt)]:
+                await stop_in_doubt(self.run, doubts)
+            await pause(self.run, [result.request for result in results if isinstance(result, CallPaused)])
         return endings
 
-    async def _call_one(self, seq: int, index: int, calls: Sequence[ToolCall], siblings: Siblings) -> Ending | CallInDoubt:
+    async def _call_one(
+        self, seq: int, index: int, calls: Sequence[ToolCall], siblings: Siblings
+    ) -> Ending | CallInDoubt | CallPaused:
         asked = calls[index]
         place = tool_call(seq, index, len(calls))
         try:
@@ -313,13 +395,16 @@ class _Loop:
             siblings.running -= 1
             siblings.has_doubt = True
             return doubt
+        except CallPaused as paused:
+            siblings.running -= 1
+            return paused
 
-    async def _call_side_by_side(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending | CallInDoubt | None]:
+    async def _call_side_by_side(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending | CallInDoubt | CallPaused | None]:
         """What each call came to; None for one that was still queued when another was in doubt."""
         gate = asyncio.Semaphore(self.options.parallel)
         siblings = Siblings(self._unfinished(seq, len(calls)))
 
-        async def one(index: int) -> Ending | CallInDoubt | None:
+        async def one(index: int) -> Ending | CallInDoubt | CallPaused | None:
             async with gate:
                 if siblings.has_doubt:
                     siblings.running -= 1
@@ -406,7 +491,12 @@ def _stored_result(found: Found) -> LoopResult:
     if found.status is RunStatus.FAILED and found.history.ended is not None:
         raise StepLimitReached(codec.decode(found.history.ended.body)["message"])
     requests = count_requests(lives)
-    return LoopResult(found.status.name.lower(), output, Transcript(history), usage, run_id, seq, requests)
+    status = found.status.name.lower()
+    return LoopResult(status, output, Transcript(history), usage, run_id, seq, requests, found.pending)
+
+
+async def _leave_alone(case: Case) -> None:
+    """Somebody else works the run by now: it is given back as it stands."""
 
 
 def count_requests(lives: Mapping[str, CallLife]) -> int:

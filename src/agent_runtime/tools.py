@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
 from agent_runtime import codec
-from agent_runtime.errors import ToolDefinitionError, ToolError, UnknownTool
+from agent_runtime.errors import InvalidArguments, ToolDefinitionError, ToolError, UnknownTool, Unrecordable
 from agent_runtime.messages import ToolSpec
 from agent_runtime.signatures import ArgumentCheck, read_arguments, read_hints
 
@@ -28,12 +28,33 @@ class RepeatRule(Enum):
     """The remote knows the key: run again under it."""
     PURE = "pure"
     """Nothing outside changes: run again."""
+    PROBE = "probe"
+    """The remote can be asked whether it happened."""
     NONE = "none"
     """Nobody but a person can say."""
 
     @property
     def may_repeat(self) -> bool:
-        return self is not RepeatRule.NONE
+        return self in (RepeatRule.IDEMPOTENT, RepeatRule.PURE)
+
+
+NeedsApproval: TypeAlias = Callable[[dict[str, Any]], bool]
+"""From a call's checked arguments to whether a person must agree."""
+
+Probe: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[object]]
+"""From a call's idempotency key and its arguments to an `Outcome`: what the remote says became of it."""
+
+Undo: TypeAlias = Callable[[dict[str, Any], Any], Any]
+"""Takes back a call, given its arguments and its result; its key is `idempotency_key()`."""
+
+
+class Approval(NamedTuple):
+    """When a tool's calls need a verdict, how long a request stays open, and who may answer it."""
+
+    needed: bool | NeedsApproval = True
+    expires_seconds: float | None = None
+    may_approve: Callable[..., bool] | None = None
+    no_self: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +71,13 @@ class Tool:
     pause_seconds: float
     result: codec.Shape
     _check: ArgumentCheck
+    approval: Approval | None = None
+    probe: Probe | None = None
+    settles_seconds: float = 0.0
+    """After so long no request of an attempt that is over can still take effect."""
+    key_seconds: float | None = None
+    """How long the remote remembers a key; past it the rule `idempotent` no longer counts."""
+    undo: Undo | None = None
     name: str = field(init=False)
     recorded_name: bytes = field(init=False)
     """The name as records hold it."""
@@ -61,6 +89,26 @@ class Tool:
     def check(self, args: bytes) -> dict[str, Any]:
         """The keyword arguments to call with, from recorded ones; `InvalidArguments` says what does not fit."""
         return self._check(args)
+
+    def shown(self, args: bytes) -> bytes:
+        """The arguments as they will be sent, as plain data: what a person agrees to. `InvalidArguments`."""
+        shown = _as_plain(self.check(args))
+        if _as_plain(self.check(shown)) != shown:
+            raise InvalidArguments(
+                f"tool {self.name!r} changes its arguments each time they are checked, so nobody can agree to them"
+            )
+        return shown
+
+    def needs_approval(self, arguments: dict[str, Any]) -> bool:
+        """Whether a call with these checked arguments needs a person's verdict."""
+        if self.approval is None or isinstance(self.approval.needed, bool):
+            return self.approval is not None and self.approval.needed is True
+        needed: object = self.approval.needed(dict(arguments))
+        if not isinstance(needed, bool):
+            raise ToolDefinitionError(
+                f"needs_approval= of tool {self.name!r} gives True or False, found {type(needed).__name__}; nothing was called"
+            )
+        return needed
 
 
 class ToolRegistry:
@@ -85,6 +133,14 @@ class ToolRegistry:
         timeout: float | None = None,
         attempts: int = ATTEMPTS,
         pause: float = 0.1,
+        needs_approval: bool | NeedsApproval = False,
+        approval_expires: float | None = None,
+        may_approve: Callable[..., bool] | None = None,
+        no_self_approval: bool = False,
+        probe: Probe | None = None,
+        settles_after: float = 0.0,
+        key_retention: float | None = None,
+        undo: Undo | None = None,
     ) -> Callable[[F], F]: ...
     def tool(
         self,
@@ -98,6 +154,14 @@ class ToolRegistry:
         timeout: float | None = None,
         attempts: int = ATTEMPTS,
         pause: float = 0.1,
+        needs_approval: bool | NeedsApproval = False,
+        approval_expires: float | None = None,
+        may_approve: Callable[..., bool] | None = None,
+        no_self_approval: bool = False,
+        probe: Probe | None = None,
+        settles_after: float = 0.0,
+        key_retention: float | None = None,
+        undo: Undo | None = None,
     ) -> F | Callable[[F], F]:
         """Register a function, async or plain (it then runs in a thread), as a tool.
 
@@ -105,19 +169,37 @@ class ToolRegistry:
         doubt stops the run. `answers`: exceptions that are the tool's answer. `timeout`, in seconds: past it the call is
         in doubt. `attempts` and `pause` (seconds, doubled each time): how a call is tried again that is known not to
         have gone out, or that its rule lets run again.
+
+        `needs_approval`: True, or a function of the checked arguments: a person must agree before the call goes out.
+        `approval_expires`: seconds after which nobody may any more. `may_approve(by, request)` says who may, and
+        `no_self_approval` keeps the run's own principal from it.
+
+        `probe(key, args)` asks the remote about a call in doubt and gives an `Outcome`. `settles_after`: seconds after
+        which a request that was sent can no longer take effect there. `key_retention`: seconds for which the remote
+        remembers a key; a call in doubt that is older is not run again by `idempotent`. `undo(args, result)` takes a call
+        back, under a key of its own.
         """
 
         def register(function: F) -> F:
-            rule = _rule(function, idempotent=idempotent, pure=pure)
+            rule = _rule(function, idempotent=idempotent, pure=pure, probes=probe is not None)
+            approval = Approval(needs_approval, _positive("approval_expires", approval_expires), may_approve, no_self_approval)
+            tool = _define(
+                function,
+                name=str(name or getattr(function, "__name__", "")),
+                rule=rule,
+                answers=_answers(answers),
+                timeout_seconds=_positive("timeout", timeout),
+                attempts=_count("attempts", attempts),
+                pause_seconds=_pause("pause", pause),
+            )
             self.add(
-                _define(
-                    function,
-                    name=str(name or getattr(function, "__name__", "")),
-                    rule=rule,
-                    answers=_answers(answers),
-                    timeout_seconds=_positive("timeout", timeout),
-                    attempts=_count("attempts", attempts),
-                    pause_seconds=_pause(pause),
+                replace(
+                    tool,
+                    approval=_approval(approval),
+                    probe=_function("probe", probe, is_async=True),
+                    settles_seconds=_pause("settles_after", settles_after),
+                    key_seconds=_key_seconds(rule, key_retention),
+                    undo=_function("undo", undo),
                 )
             )
             return function
@@ -163,10 +245,52 @@ def idempotency_key() -> str:
     return key
 
 
-def _rule(function: Callable[..., Any], *, idempotent: bool, pure: bool) -> RepeatRule:
+def _rule(function: Callable[..., Any], *, idempotent: bool, pure: bool, probes: bool) -> RepeatRule:
     if idempotent and pure:
         raise ToolDefinitionError(f"tool {function!r} is declared both idempotent and pure; pure alone says enough")
+    if probes and (idempotent or pure):
+        raise ToolDefinitionError(f"tool {function!r} may run again by its rule, so its probe is never asked; leave one out")
+    if probes:
+        return RepeatRule.PROBE
     return RepeatRule.IDEMPOTENT if idempotent else RepeatRule.PURE if pure else RepeatRule.NONE
+
+
+def _approval(given: Approval) -> Approval | None:
+    if not (isinstance(given.needed, bool) or callable(given.needed)):
+        raise ToolDefinitionError(f"needs_approval= is True, or a function of the arguments, found {given.needed!r}")
+    if given.needed is not False:
+        _function("may_approve", given.may_approve)
+        return given
+    if given != Approval(False):
+        raise ToolDefinitionError("how a call is approved is declared on a tool without needs_approval=; add it")
+    return None
+
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def _function(option: str, given: C | None, *, is_async: bool = False) -> C | None:
+    if given is not None and not (is_async_callable(given) if is_async else callable(given)):
+        raise ToolDefinitionError(f"{option}= is {'an async' if is_async else 'a'} function, found {given!r}")
+    return given
+
+
+def _key_seconds(rule: RepeatRule, value: float | None) -> float | None:
+    if value is not None and rule is not RepeatRule.IDEMPOTENT:
+        raise ToolDefinitionError("key_retention= says how long the remote knows a key, and goes with idempotent=True")
+    return _positive("key_retention", value)
+
+
+def _as_plain(arguments: dict[str, Any]) -> bytes:
+    """Checked arguments as plain data; `InvalidArguments` where some have no such form."""
+    if codec.is_plain(arguments):
+        return codec.encode(arguments)
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+    try:
+        return codec.encode(to_jsonable_python(arguments, by_alias=True, inf_nan_mode="constants"))
+    except (PydanticSerializationError, Unrecordable) as error:
+        raise InvalidArguments(f"the arguments cannot be shown to a person as they will be sent: {error}") from error
 
 
 def _answers(declared: object) -> tuple[type[Exception], ...]:
@@ -183,9 +307,9 @@ def _positive(option: str, value: float | None) -> float | None:
     return value
 
 
-def _pause(value: float) -> float:
+def _pause(option: str, value: float) -> float:
     if type(value) not in (int, float) or not 0 <= value < float("inf"):
-        raise ToolDefinitionError(f"pause= is a number of seconds from 0, found {value!r}")
+        raise ToolDefinitionError(f"{option}= is a number of seconds from 0, found {value!r}")
     return value
 
 

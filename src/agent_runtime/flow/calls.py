@@ -17,18 +17,24 @@ from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from agent_runtime import codec
-from agent_runtime.doubts import make_doubt, read_asked
+from agent_runtime.approvals import WITHDRAWN, ApprovalRequest
+from agent_runtime.asking import CallPaused
+from agent_runtime.doubts import NOT_AGREED, make_doubt
 from agent_runtime.errors import CallFailed, FlowError, InvalidArguments, UnknownTool, Unrecordable
 from agent_runtime.executor import CallInDoubt, Ending, Executor, Siblings
 from agent_runtime.ids import CallId, RunId
 from agent_runtime.journal.records import RecordKind
 from agent_runtime.journal.replay import CallLife
-from agent_runtime.journal.states import IN_DOUBT, CallState, Settlement
+from agent_runtime.journal.states import IN_DOUBT, WAITING, CallState, Settlement
 from agent_runtime.run import Run
+from agent_runtime.settlements import read_asked
 
 
 class Halt(BaseException):
-    """A call of the superstep is in doubt: node code stops here. Not an `Exception`, so that it lets it pass."""
+    """A call of the superstep is in doubt, or waits for a person: node code stops here.
+
+    Not an `Exception`, so that it lets it pass.
+    """
 
 
 Again: TypeAlias = Callable[[], Mapping[str, object]]
@@ -52,6 +58,7 @@ class Calls:
     ) -> None:
         self.run = run
         self.doubts: list[CallInDoubt] = []
+        self.paused: list[ApprovalRequest] = []
         self.siblings = Siblings(0)
         self.replayed = 0
         self.rerun = 0
@@ -101,6 +108,10 @@ class Calls:
             except CallInDoubt as doubt:
                 self.siblings.running -= 1
                 self._stop(doubt)
+            except CallPaused as paused:
+                self.siblings.running -= 1
+                self.paused.append(paused.request)
+                raise Halt from None
         return _checked(planned, ending)
 
     def orphans(self) -> list[CallLife]:
@@ -110,8 +121,18 @@ class Calls:
     def check_orphans(self) -> None:
         """A call that nobody asks for any more, and of which nobody knows whether it happened, needs a decision."""
         for life in self.orphans():
+            self._withdraw(life)
             with suppress(Halt):
                 self._require_known(life, "its node does not make it any more")
+
+    def _withdraw(self, life: CallLife) -> None:
+        """Nobody asks any more for a call that a person was asked about: it never goes out."""
+        if life.state not in (*WAITING, CallState.DECIDED):
+            return
+        if life.state is CallState.ASKING:
+            self.run.note(RecordKind.UNSENT, life.call, life.attempts, NOT_AGREED)
+        self.run.note(RecordKind.DONE, life.call, 0, codec.encode({"error": WITHDRAWN}))
+        life.state = CallState.DONE
 
     def _find(self, place: str, tool: str, recorded: bytes) -> CallId | None:
         """The recorded call at that place with these arguments; in code that makes several, else any of the node."""
@@ -146,8 +167,8 @@ class Calls:
     def _is_same(self, life: CallLife, tool: str, recorded: bytes) -> bool:
         if life.call in self._used:
             return False
-        if life.asked:
-            return life.asked.startswith(b'{"tool":%b,"args":%b,"at":' % (codec.encode_checked(tool), recorded))
+        if asked := life.pending or life.asked:
+            return asked.startswith(b'{"tool":%b,"args":%b,"at":' % (codec.encode_checked(tool), recorded))
         return self._is_refused(tool, recorded)  # it was refused and never sent, and its arguments are on no record
 
     def _is_refused(self, tool: str, recorded: bytes) -> bool:
@@ -266,7 +287,8 @@ def _variant(place: str, number: int) -> str:
 
 
 def _tool_of(life: CallLife) -> str:
-    return read_asked(life.asked).tool if life.asked else ""
+    asked = life.pending or life.asked
+    return read_asked(asked).tool if asked else ""
 
 
 def _checked(planned: Planned, ending: Ending) -> Ending:

@@ -7,18 +7,21 @@ their calls replay by place and arguments; what is not on record is done now.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeAlias
 
 from agent_runtime import codec
+from agent_runtime.approvals import ApprovalRequest, Verdict
+from agent_runtime.asking import Ask
 from agent_runtime.backing import make_backing
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.crash import UNARMED, CrashPlan
-from agent_runtime.doubts import Decider, Rerun, is_permitted
+from agent_runtime.doubts import Case, Decider, RerunInDoubt, is_permitted
 from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
-from agent_runtime.errors import CheckpointConflict, CheckpointNotFound, FlowError, IdentityMismatch, InvalidSetting
+from agent_runtime.errors import CheckpointConflict, CheckpointNotFound, FlowError, InvalidSetting
 from agent_runtime.events import Sink
-from agent_runtime.executor import Executor, stop_in_doubt
+from agent_runtime.executor import Executor, pause, stop_in_doubt
 from agent_runtime.flow.calls import Calls
 from agent_runtime.flow.checks import unknown_tools
 from agent_runtime.flow.description import differences
@@ -37,8 +40,18 @@ from agent_runtime.journal.seal import CheckpointKey
 from agent_runtime.journal.states import IN_DOUBT
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
-from agent_runtime.recovery import Found, reopen
-from agent_runtime.run import HEARTBEAT_SECONDS, LEASE_SECONDS, MAX_ATTEMPTS, NOBODY, Run, RunContext, start, work
+from agent_runtime.recovery import Found, admit_resume, in_use, reopen
+from agent_runtime.run import (
+    HEARTBEAT_SECONDS,
+    LEASE_SECONDS,
+    MAX_ATTEMPTS,
+    NOBODY,
+    Run,
+    RunContext,
+    start,
+    until_decided,
+    work,
+)
 
 KIND = "flow"
 PARALLEL = 16
@@ -55,7 +68,8 @@ class FlowResult(NamedTuple, Generic[S]):
     status: str
     state: S
     run_id: RunId
-    pending: Sequence[object] = ()
+    pending: Sequence[ApprovalRequest] = ()
+    """The requests that wait for a verdict."""
     replayed: int = 0
     """How many calls this worker took from the journal instead of making them."""
     rerun: int = 0
@@ -74,6 +88,7 @@ class FlowRunner:
         checkpoints: CheckpointStore | None = None,
         checkpoint_key: CheckpointKey | None = None,
         sinks: Sequence[Sink] = (),
+        approvals: Ask | None = None,
         parallel: int = PARALLEL,
         max_supersteps: int = MAX_SUPERSTEPS,
         tenant: str = "",
@@ -88,11 +103,14 @@ class FlowRunner:
         entropy: Entropy = SYSTEM_ENTROPY,
         offload: Offload = SYSTEM_OFFLOAD,
     ) -> None:
-        """`parallel` bounds the calls of one run that are on their way; `max_supersteps` counts over the whole run."""
+        """`parallel` bounds the calls of one run that are on their way; `max_supersteps` counts over the whole run.
+
+        `approvals` answers at once where a call needs a person's verdict; without it such a call pauses its run.
+        """
         for option, value in (("parallel", parallel), ("max_supersteps", max_supersteps)):
             if type(value) is not int or value < 1:
                 raise InvalidSetting(f"{option}= is a whole number from 1, found {value!r}")
-        self.executor = executor
+        self.executor = executor if approvals is None else Executor(executor.registry, approvals=approvals)
         self._parallel = parallel
         self._max_supersteps = max_supersteps
         self._backing = make_backing(
@@ -109,13 +127,15 @@ class FlowRunner:
         opened = given(fields, flow.described)
         run = start(self._backing, known_id, kind=KIND, name=flow.name, context=ctx, given=opened)
         keeper = Keeper(run, flow.shape, flow.digest, fields, first_held(fields))
+        first = first_position(flow.graph)
         try:
-            return await work(run, self._work(run, flow, first_position(flow.graph), checked, keeper, rerun=False))
+            return await until_decided(
+                lambda: work(run, self._work(run, flow, first, checked, keeper, rerun=False)),
+                partial(self._look, flow, known_id, ctx),
+            )
         except CheckpointConflict as conflict:
             if run.journal.guard is None:
-                raise CheckpointConflict(
-                    f"run {known_id!r} exists already, or did before it was deleted; recover it, or choose another id"
-                ) from conflict
+                raise await in_use(self._backing, known_id) from conflict
             raise
 
     async def recover(
@@ -124,7 +144,7 @@ class FlowRunner:
         run_id: str,
         *,
         ctx: RunContext | None = None,
-        rerun_in_doubt: Rerun = False,
+        rerun_in_doubt: RerunInDoubt = False,
         take_over: bool = False,
         migrate: Migrate | None = None,
     ) -> FlowResult[S]:
@@ -134,15 +154,35 @@ class FlowRunner:
         `RecoveryNeedsDecision` where a call is in doubt that neither its tool's rule nor `rerun_in_doubt` lets run again,
         and `FlowError` where the graph has changed and there is no `migrate`; nothing was claimed then.
         """
-        reader = _Reader(flow, migrate)
-        return await self._recover(flow, run_id, reader, ctx, rerun_in_doubt, take_over=take_over)
+        known_id = check_run_id(run_id)
+        decide = self._decider(known_id, rerun=rerun_in_doubt, can_ask=self.executor.approvals is not None)
+        first = partial(
+            self._recover, flow, known_id, _Reader(flow, migrate), ctx, decide, rerun=rerun_in_doubt, take_over=take_over
+        )  # fmt: skip
+        return await until_decided(first, partial(self._look, flow, known_id, ctx, migrate))
 
     async def resume(
-        self, flow: Flow[S], run_id: str, *, ctx: RunContext | None = None, rerun_in_doubt: Rerun = False
+        self,
+        flow: Flow[S],
+        run_id: str,
+        verdicts: Sequence[Verdict] = (),
+        *,
+        ctx: RunContext | None = None,
+        rerun_in_doubt: RerunInDoubt = False,
     ) -> FlowResult[S]:
-        """`recover` for whoever asks from outside: the run's own `ctx` is needed, and a run that has ended is a conflict."""
+        """`recover` for whoever asks from outside, with what people answered to its open requests.
+
+        The run's own `ctx` is needed, and a run that has ended is a conflict. `VerdictRefused` where a verdict does not
+        hold: nothing was stored then. Where another worker has the run, the verdicts are left to it, and the result is
+        `running`.
+        """
+        known_id = check_run_id(run_id)
         reader = _Reader(flow, None, asked_as=NOBODY if ctx is None else ctx)
-        return await self._recover(flow, run_id, reader, ctx, rerun_in_doubt, take_over=False)
+        can_ask = self.executor.approvals is not None
+        decide = self._decider(known_id, rerun=rerun_in_doubt, verdicts=verdicts, can_ask=can_ask)
+        when_held = decide.post if decide.verdicts else None
+        first = partial(self._recover, flow, known_id, reader, ctx, decide, rerun=rerun_in_doubt, when_held=when_held)
+        return await until_decided(first, partial(self._look, flow, known_id, ctx))
 
     async def start_or_recover(
         self,
@@ -151,7 +191,7 @@ class FlowRunner:
         *,
         run_id: str,
         ctx: RunContext | None = None,
-        rerun_in_doubt: Rerun = False,
+        rerun_in_doubt: RerunInDoubt = False,
         migrate: Migrate | None = None,
     ) -> FlowResult[S]:
         """Go on with the run of that id where there is one; else start it from the state."""
@@ -165,7 +205,7 @@ class FlowRunner:
         flow: Flow[S],
         *,
         contexts: Mapping[str, RunContext] | None = None,
-        rerun_in_doubt: Rerun = False,
+        rerun_in_doubt: RerunInDoubt = False,
         migrate: Migrate | None = None,
         at_once: int = AT_ONCE,
         wait_seconds: float = 0.0,
@@ -204,20 +244,46 @@ class FlowRunner:
                 f"node {node!r} of flow {flow.name!r} calls tool {tool!r}, which is not registered; there are {there}"
             )
 
+    def _decider(
+        self,
+        run_id: RunId,
+        *,
+        rerun: RerunInDoubt = False,
+        verdicts: Sequence[Verdict] = (),
+        can_ask: bool = False,
+    ) -> Decider:
+        return Decider(self._backing, run_id, self.executor.registry, rerun=rerun, verdicts=verdicts, can_ask=can_ask)
+
+    async def _look(
+        self, flow: Flow[S], run_id: RunId, ctx: RunContext | None, migrate: Migrate | None = None
+    ) -> FlowResult[S]:
+        """Where a run stands after it was parked; it goes on where something has come meanwhile."""
+        return await self._recover(
+            flow, run_id, _Reader(flow, migrate), ctx, self._decider(run_id), when_held=_leave_alone
+        )  # fmt: skip
+
     async def _recover(
-        self, flow: Flow[S], run_id: str, reader: _Reader[S], ctx: RunContext | None, rerun: Rerun, *, take_over: bool
+        self,
+        flow: Flow[S],
+        run_id: RunId,
+        reader: _Reader[S],
+        ctx: RunContext | None,
+        decide: Decider,
+        *,
+        rerun: RerunInDoubt = False,
+        take_over: bool = False,
+        when_held: Callable[[Case], Awaitable[None]] | None = None,
     ) -> FlowResult[S]:
         self._check(flow)
-        known_id = check_run_id(run_id)
-        decide = Decider(known_id, self.executor.registry, rerun, self._backing.clock)
         found = await reopen(
-            self._backing, known_id, kind=KIND, name=flow.name, context=ctx, decide=decide, take_over=take_over, admit=reader
-        )
+            self._backing, run_id, kind=KIND, name=flow.name, context=ctx, decide=decide, take_over=take_over, admit=reader,
+            when_held=when_held,
+        )  # fmt: skip
         if isinstance(found, Found):
             return reader.result(found)
         return await work(found, self._go_on(found, flow, reader, rerun))
 
-    async def _go_on(self, run: Run, flow: Flow[S], reader: _Reader[S], rerun: Rerun) -> FlowResult[S]:
+    async def _go_on(self, run: Run, flow: Flow[S], reader: _Reader[S], rerun: RerunInDoubt) -> FlowResult[S]:
         saved, position, state = reader.saved, reader.position, reader.state
         if saved.digest == flow.digest:
             keeper = Keeper(run, flow.shape, flow.digest, saved.fields, saved.held)
@@ -230,7 +296,7 @@ class FlowRunner:
         return await self._work(run, flow, position, state, keeper, rerun=rerun)
 
     async def _work(
-        self, run: Run, flow: Flow[S], position: Position, state: S, keeper: Keeper, *, rerun: Rerun
+        self, run: Run, flow: Flow[S], position: Position, state: S, keeper: Keeper, *, rerun: RerunInDoubt
     ) -> FlowResult[S]:
         """Superstep after superstep, each from what is durable to what the next barrier makes durable."""
         graph = flow.graph
@@ -246,7 +312,9 @@ class FlowRunner:
             if outcomes is not None:
                 outcomes = _settle(calls, outcomes)
             if outcomes is None:
-                await stop_in_doubt(run, calls.doubts)
+                if calls.doubts:
+                    await stop_in_doubt(run, calls.doubts)
+                await pause(run, calls.paused)
             fields, state = graph.shape.freeze(gather(graph, state, outcomes))
             position = self._limit(advance(graph, position, outcomes, state))
             replayed, again = replayed + calls.replayed, again + calls.rerun
@@ -297,17 +365,17 @@ class _Reader(Generic[S]):
         self._migrate = migrate
         self._asked_as = asked_as
 
-    def __call__(self, found: Found) -> None:
+    def __call__(self, found: Found) -> dict[str, CallLife]:
         run_id = found.stored.row.run_id
         if self._asked_as is not None:
-            self._check_resume(found)
+            admit_resume(self._asked_as, found)
         self.saved = saved = read_saved(found)
         graph = self._flow.graph
         self.position = saved.position or first_position(graph)
-        found.history.lives = _lives_of(found.history.lives, self.position.superstep)
+        lives = _lives_of(found.history.lives, self.position.superstep)
         if found.status.is_final or saved.digest == self._flow.digest:
             self.fields, self.state = saved.fields, graph.shape.thaw(saved.fields)
-            return
+            return lives
         changes = "; ".join(differences(saved.described, self._flow.described)[:5])
         if self._migrate is None:
             raise FlowError(
@@ -316,17 +384,12 @@ class _Reader(Generic[S]):
             )
         self.fields, self.state = self._migrated(run_id, saved, self._migrate)
         self._check_position(run_id, graph)
+        return lives
 
     def result(self, found: Found) -> FlowResult[S]:
         """What a run that has ended, or waits, came to."""
-        return FlowResult(found.status.name.lower(), self.state, found.stored.row.run_id, error=self.position.failure)
-
-    def _check_resume(self, found: Found) -> None:
-        run_id = found.stored.row.run_id
-        if RunContext.from_plain(found.opened["context"]) != self._asked_as:
-            raise IdentityMismatch(f"run {run_id!r} belongs to another user, thread or principal; pass its own ctx=")
-        if found.status.is_final:
-            raise CheckpointConflict(f"run {run_id!r} has ended; recover it to have its result")
+        status, run_id = found.status.name.lower(), found.stored.row.run_id
+        return FlowResult(status, self.state, run_id, found.pending, error=self.position.failure)
 
     def _migrated(self, run_id: str, saved: Saved, migrate: Migrate) -> tuple[Fields, S]:
         plain = {name: codec.decode(data) for name, data in saved.fields.items()}
@@ -350,6 +413,10 @@ class _Reader(Generic[S]):
 def _lives_of(lives: Mapping[str, CallLife], superstep: int) -> dict[str, CallLife]:
     """What the journal holds of the superstep that was cut short; what was before it is over, but for a doubt."""
     return {call: life for call, life in lives.items() if call.startswith(f"{superstep}/") or life.state in IN_DOUBT}
+
+
+async def _leave_alone(case: Case) -> None:
+    """Somebody else works the run by now: it is given back as it stands."""
 
 
 def _settle(calls: Calls, outcomes: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -56,7 +56,7 @@ class Job(NamedTuple):
 async def work_superstep(
     calls: Calls, graph: Graph, position: Position, state: Any, prefix: str
 ) -> Mapping[str, Outcome] | None:
-    """What each node of the frontier came to; None where a call is in doubt, and all others have ended."""
+    """What each node of the frontier came to; None where a call is in doubt or waits, and all others have ended."""
     check_writers(graph, position.frontier)
     jobs = []
     for name in position.frontier:
@@ -68,7 +68,7 @@ async def work_superstep(
         outcomes = [await _end(jobs[0])]
     else:
         outcomes = await run_all([_end(job) for job in jobs])
-    if calls.doubts:
+    if calls.doubts or calls.paused:
         return None
     return {job.place.node.name: outcome for job, outcome in zip(jobs, outcomes, strict=True) if outcome is not None}
 

@@ -13,7 +13,9 @@ Rules of this file:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from os import getpid
 
 from agent_runtime.clock import Clock
@@ -89,6 +91,7 @@ class Journal:
         "_flying",
         "_guard",
         "_loop",
+        "_lost",
         "_pid",
         "_released",
         "_sealer",
@@ -102,9 +105,12 @@ class Journal:
         "mode",
         "name",
         "number",
+        "on_posted",
+        "opened_seal",
         "owner",
         "posted",
         "run_id",
+        "seen",
         "status",
         "step",
         "trust_seconds",
@@ -140,11 +146,18 @@ class Journal:
         self._taken_step = row.step - 1
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._failure: BaseException | None = None
+        self._lost: list[Noted] = []
+        self.opened_seal = NO_SEAL
+        """The seal of the run's first record, once it is known."""
         self.run_id: RunId = row.run_id
         self.kind, self.name = row.kind, row.name
         self.status = row.status if isinstance(row.status, RunStatus) else RunStatus(row.status)
         self.step, self.epoch, self.number, self.head = row.step, row.epoch, row.number, row.head
         self.attempts, self.posted, self.wake_at = row.attempts, row.posted, row.wake_at
+        self.seen = row.posted
+        """How many messages were read; a row that parks the run while there are more wakes it at once."""
+        self.on_posted: Callable[[], None] | None = None
+        """Called on the loop once the store has told of a message that was not there before."""
         self.owner, self.lease_ms = row.owner, row.lease_ms
         self.mode = mode
         self.trust_seconds = row.lease_ms / 1000 * TRUSTED_SHARE
@@ -174,10 +187,11 @@ class Journal:
 
     def note(self, kind: RecordKind, call: str = "", attempt: int = 0, body: bytes = b"") -> None:
         """Add a record to what the next barrier commits."""
+        code = int(kind)
         if self._failure is not None:
+            self._lost.append((code, call, attempt, body))
             raise self._failure
         assert not self._released, f"run {self.run_id!r} was given back; nothing is written after that"
-        code = int(kind)
         self.number += 1
         self._buffer.append((code, call, attempt, body))
         if code in PROGRESS:
@@ -227,6 +241,11 @@ class Journal:
         self._enroll()
         return waiter
 
+    @property
+    def sealer(self) -> Sealer:
+        """What seals for this run."""
+        return self._sealer
+
     def leave(self) -> None:
         """Nothing more is written through this journal."""
         self._commits.runs -= 1
@@ -235,6 +254,8 @@ class Journal:
         """Stop this journal: every waiter and every later call gets the error."""
         if self._failure is None:
             self._failure = error
+            flying = () if self._flying is None else self._flying.records
+            self._lost = [*((each.kind, each.call, each.attempt, each.body) for each in flying), *self._buffer]
         waiters, self._waiters = self._waiters, []
         for _, waiter in waiters:
             if not waiter.done():
@@ -243,14 +264,27 @@ class Journal:
     def heard(self, sent_at: float, posted: int) -> None:
         """The store took a sign of life that was sent then. May be called from any thread."""
         self.trusted_until = max(self.trusted_until, sent_at + self.trust_seconds)
-        self.posted = max(self.posted, posted)
+        if posted > self.posted:
+            self.posted = posted
+            self._call_on_loop(self._tell_posted)
+
+    def lost(self) -> Sequence[Noted]:
+        """What was noted and is not known to be stored, once this journal has stopped."""
+        return self._lost
 
     def fail_from_thread(self, error: BaseException) -> None:
         """`fail`, called from another thread than the loop's."""
+        self._call_on_loop(partial(self.fail, error))
+
+    def _call_on_loop(self, action: Callable[[], None]) -> None:
         try:
-            self._loop.call_soon_threadsafe(self.fail, error)
+            self._loop.call_soon_threadsafe(action)
         except RuntimeError:
-            return  # the loop is closed: nothing is left to stop
+            return  # the loop is closed: nothing is left to stop, or to tell
+
+    def _tell_posted(self) -> None:
+        if self.on_posted is not None and not self._released and self._failure is None:
+            self.on_posted()
 
     def reseal(self, checkpoint: StoredCheckpoint) -> None:
         """Store the state that is there again with the next commit, under the present key."""
@@ -266,7 +300,9 @@ class Journal:
         noted, self._buffer = self._buffer, []
         records = self._sealer.chain(noted, number=self.number - len(noted), epoch=self.epoch, previous=self.head)
         self.head = records[-1].seal
-        append = new_tuple(Append, (self._row(), self._guard, records, self._checkpoint, self.posted))
+        if self._guard is None:
+            self.opened_seal = records[0].seal
+        append = new_tuple(Append, (self._row(), self._guard, records, self._checkpoint, self.seen))
         self._checkpoint = None
         self._flying, self._taken_step = append, self.step
         return append
@@ -274,11 +310,12 @@ class Journal:
     def landed(self, answer: Answer, sent_at: float) -> None:
         append = self._flying
         assert append is not None
-        self._flying = None
         kind, posted = answer
         if kind is not AnswerKind.OK:
             self._refused(append.row, kind)
+            self._flying = None
             return
+        self._flying = None
         row = append.row
         number = row.number
         self._guard = new_tuple(Guard, (row.epoch, row.owner, number, row.head, None))
@@ -286,6 +323,7 @@ class Journal:
         self.written_at = sent_at
         if posted > self.posted:
             self.posted = posted
+            self._tell_posted()
         trusted_until = sent_at + self.trust_seconds
         if trusted_until > self.trusted_until:
             self.trusted_until = trusted_until
@@ -316,8 +354,8 @@ class Journal:
                 raise AssertionError("what landed is no refusal, and what is unknown is settled before it is handed out")
 
     def failed(self, error: BaseException) -> None:
-        self._flying = None
         self.fail(error)
+        self._flying = None
 
     def may_settle(self, now: float) -> bool:
         return now < self.trusted_until

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple, TypeAlias
 
 from agent_runtime.errors import CheckpointStoreCorrupt
 from agent_runtime.journal.records import RecordKind, StoredRecord
-from agent_runtime.journal.states import IN_DOUBT, MOVES, SETTLEMENT_MOVES, CallMove, CallState, Settlement, after
+from agent_runtime.journal.states import IN_DOUBT, MOVES, SETTLEMENT_MOVES, WAITING, CallMove, CallState, Settlement, after
 
 
 @dataclass(slots=True)
@@ -34,6 +35,21 @@ class CallLife:
     """How many attempts ended in a result that could not be stored."""
     epoch: int = 0
     """The epoch of the latest `started`."""
+    pending: bytes = b""
+    """The body of `pending`, where the call needs a verdict."""
+    verdict: bytes = b""
+    """The body of its `verdict`, once it has one."""
+
+
+class Settled(NamedTuple):
+    """What a `settled` record says: how, and the ending that it gives to a call that was done."""
+
+    how: Settlement
+    ending: bytes = b""
+
+
+ReadSettlement: TypeAlias = Callable[[bytes], Settled]
+"""From the body of a `settled` record to what it says."""
 
 
 class Move(Enum):
@@ -55,6 +71,7 @@ class History:
 
     opened: StoredRecord | None = None
     claimed: StoredRecord | None = None
+    cancelled: StoredRecord | None = None
     ended: StoredRecord | None = None
     lives: dict[str, CallLife] = field(default_factory=dict)
 
@@ -62,15 +79,19 @@ class History:
         """The calls whose outcome nobody knows, in the order of their first record."""
         return [life for life in self.lives.values() if life.state in IN_DOUBT]
 
+    def waiting(self) -> list[CallLife]:
+        """The calls that wait for a verdict, in the order in which they were asked for."""
+        return [life for life in self.lives.values() if life.state in WAITING]
 
-def read_history(run_id: str, records: Iterable[StoredRecord], settlement: Callable[[bytes], Settlement]) -> History:
+
+def read_history(run_id: str, records: Iterable[StoredRecord], settlement: ReadSettlement) -> History:
     """Fold verified records into what happened; `settlement` reads the body of a `settled` record."""
     history = History()
     for record in records:
         if history.ended is not None and record.kind != RecordKind.SETTLED:
             raise _impossible(run_id, record, "follows the run's end")
         if record.call and record.kind != RecordKind.REKEYED:
-            _live_on(run_id, history.lives, record, settlement)
+            live_on(run_id, history.lives, record, settlement)
         else:
             _note_own(run_id, history, record)
     if history.opened is None or history.claimed is None:
@@ -87,30 +108,38 @@ def next_move(life: CallLife | None, *, may_repeat: bool) -> Move:
             return Move.REPLAY
         case CallState.STARTED | CallState.UNRECORDABLE:
             return Move.RERUN if may_repeat else Move.IN_DOUBT
-        case CallState.NEW | CallState.PENDING | CallState.DECIDED | CallState.UNSENT | CallState.REOPENED:
+        case CallState.NEW | CallState.PENDING | CallState.ASKING | CallState.DECIDED | CallState.UNSENT | CallState.REOPENED:
             return Move.ACT
 
 
-def _live_on(run_id: str, lives: dict[str, CallLife], record: StoredRecord, settlement: Callable[[bytes], Settlement]) -> None:
+def live_on(run_id: str, lives: dict[str, CallLife], record: StoredRecord, settlement: ReadSettlement) -> None:
+    """Fold one more record of a call into its life; corrupt where the table of `states` does not allow it."""
     life = lives.get(record.call)
     if life is None:
         life = lives[record.call] = CallLife(record.call)
     settled = settlement(record.body) if record.kind == RecordKind.SETTLED else None
-    move = MOVES.get(record.kind) if settled is None else SETTLEMENT_MOVES[settled]
+    move = MOVES.get(record.kind) if settled is None else SETTLEMENT_MOVES[settled.how]
     state = None if move is None else after(life.state, move)
     if state is None or (move is CallMove.STARTED and record.attempt != life.attempts + 1):
         raise _impossible(run_id, record, f"cannot follow {life.state.value!r} of call {record.call!r}")
     _take(life, record, state)
+    if state is CallState.DONE:
+        life.ended = record.body if settled is None else settled.ending
 
 
 def _take(life: CallLife, record: StoredRecord, state: CallState) -> None:
     life.state = state
-    if record.kind == RecordKind.STARTED:
-        life.attempts, life.asked, life.epoch = record.attempt, record.body, record.epoch
-    elif record.kind == RecordKind.UNRECORDABLE:
-        life.unrecordable += 1
-    if state is CallState.DONE:
-        life.ended = record.body
+    match record.kind:
+        case RecordKind.STARTED:
+            life.attempts, life.asked, life.epoch = record.attempt, record.body, record.epoch
+        case RecordKind.UNRECORDABLE:
+            life.unrecordable += 1
+        case RecordKind.PENDING:
+            life.pending = record.body
+        case RecordKind.VERDICT:
+            life.verdict = record.body
+        case _:
+            return
 
 
 def _note_own(run_id: str, history: History, record: StoredRecord) -> None:
@@ -121,6 +150,8 @@ def _note_own(run_id: str, history: History, record: StoredRecord) -> None:
             history.opened = record
         case RecordKind.CLAIMED:
             history.claimed = record
+        case RecordKind.CANCELLED:
+            history.cancelled = record
         case RecordKind.ENDED:
             history.ended = record
         case _:

@@ -5,6 +5,8 @@ Rules that the tables hold:
 * A call ends once: no move leads out of `DONE`.
 * An act has its own earlier `started`: `DONE` follows `NEW` only for a call that was refused before it was sent.
 * What nobody knows is `STARTED` or `UNRECORDABLE`; only an ending, a settlement or another attempt leads out.
+* A call that needs a verdict acts only after it: what leads from `PENDING` to `STARTED` passes through a `verdict`. While
+  `ASKING`, its intent is written and the person is asked: nothing has gone out.
 * A final status has no successor.
 
 The diagrams of ARCHITECTURE.md are printed from these tables by `draw_call_life` and `draw_run_life`.
@@ -22,6 +24,7 @@ class CallState(Enum):
 
     NEW = "new"
     PENDING = "pending"
+    ASKING = "asking"
     DECIDED = "decided"
     STARTED = "started"
     UNSENT = "unsent"
@@ -57,11 +60,13 @@ CALL_LIFE: dict[tuple[CallState, CallMove], CallState] = {
     (CallState.NEW, CallMove.STARTED): CallState.STARTED,
     (CallState.NEW, CallMove.DONE): CallState.DONE,
     (CallState.PENDING, CallMove.VERDICT): CallState.DECIDED,
+    (CallState.PENDING, CallMove.STARTED): CallState.ASKING,
     (CallState.PENDING, CallMove.DONE): CallState.DONE,
+    (CallState.ASKING, CallMove.VERDICT): CallState.STARTED,
+    (CallState.ASKING, CallMove.UNSENT): CallState.PENDING,
     (CallState.DECIDED, CallMove.STARTED): CallState.STARTED,
     (CallState.DECIDED, CallMove.DONE): CallState.DONE,
     (CallState.STARTED, CallMove.STARTED): CallState.STARTED,
-    (CallState.STARTED, CallMove.VERDICT): CallState.STARTED,
     (CallState.STARTED, CallMove.UNSENT): CallState.UNSENT,
     (CallState.STARTED, CallMove.UNRECORDABLE): CallState.UNRECORDABLE,
     (CallState.STARTED, CallMove.DONE): CallState.DONE,
@@ -80,6 +85,9 @@ CALL_LIFE: dict[tuple[CallState, CallMove], CallState] = {
 
 IN_DOUBT = frozenset({CallState.STARTED, CallState.UNRECORDABLE})
 """Nobody knows whether the call happened, or what it gave."""
+
+WAITING = frozenset({CallState.PENDING, CallState.ASKING})
+"""Nothing has gone out, and nothing will until somebody says so."""
 
 _OPEN = (RunStatus.RUNNING, RunStatus.PAUSED, RunStatus.BLOCKED, RunStatus.QUARANTINED)
 _ENDS = (RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED)

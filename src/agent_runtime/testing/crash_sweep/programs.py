@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from agent_runtime.doubts import read_asked
 from agent_runtime.executor import Executor
 from agent_runtime.flow.runner import KIND as FLOW_KIND
 from agent_runtime.flow.runner import FlowResult, FlowRunner
@@ -17,6 +16,7 @@ from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.messages import Reply, encode_messages
 from agent_runtime.model import ModelFunction
 from agent_runtime.offload import Offload
+from agent_runtime.settlements import read_asked
 from agent_runtime.testing.crash_sweep.rules import Broken, Rule, check_decided, recorded_reply
 from agent_runtime.testing.crash_sweep.scenario import FlowScenario, Scenario
 from agent_runtime.testing.script_model import ScriptModel, without_marks

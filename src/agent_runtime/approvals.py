@@ -1,0 +1,275 @@
+"""Approvals: what a person is asked before a call goes out, what they answered, and whether the answer holds.
+
+Rules of this file:
+
+* A verdict names one request of one run and the digest of the very arguments that will be sent. Anything else is refused.
+* The default is *not run*: no answer, another's answer, a late or a malformed one leave the call waiting as it was.
+* One verdict is ever stored for a request. The same answer again is no other answer.
+* Time is the store's: a request that has expired is answered as expired, which is never a person's denial.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import Enum
+from typing import Any, NamedTuple, TypeAlias
+
+from agent_runtime import codec
+from agent_runtime.clock import milliseconds, moment
+from agent_runtime.errors import InvalidArguments, Unrecordable, VerdictRefused
+from agent_runtime.journal.replay import CallLife
+from agent_runtime.tools import Tool
+
+LONGEST_NOTE = 10_000
+
+
+class Decision(Enum):
+    """What a person answered."""
+
+    APPROVE = "approve"
+    DENY = "deny"
+    EDIT = "edit"
+
+
+class Verdict(NamedTuple):
+    """A person's answer to one request. Made by `ApprovalRequest.approve`, `.deny` or `.edit`."""
+
+    run_id: str
+    request: str
+    digest: str
+    """Of the request that was answered: the run, the call, the tool and the arguments shown."""
+    decision: Decision
+    by: str
+    note: str = ""
+    args: Mapping[str, object] | None = None
+    """What shall be sent instead: all arguments, where they were edited."""
+
+    def to_json(self) -> str:
+        """The verdict as text, for another process."""
+        return json.dumps(self.to_plain())
+
+    @staticmethod
+    def from_json(text: str) -> "Verdict":
+        """The verdict that `to_json` was asked of; `VerdictRefused` where the text holds none."""
+        try:
+            return Verdict.from_plain(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            raise VerdictRefused(f"expected the JSON of a verdict, found what cannot be read: {error}") from error
+
+    def to_plain(self) -> dict[str, object]:
+        plain = {**self._asdict(), "decision": self.decision.value}
+        if self.args is None:
+            del plain["args"]
+        return plain
+
+    @staticmethod
+    def from_plain(plain: object) -> "Verdict":
+        """The verdict that `to_plain` was asked of; `VerdictRefused` where it is none."""
+        if not isinstance(plain, Mapping):
+            raise VerdictRefused(f"expected a Verdict, found {type(plain).__name__}; make it with request.approve(by='…')")
+        given = dict(plain)
+        try:
+            given["decision"] = Decision(given["decision"])
+            verdict = Verdict(**given)
+        except (KeyError, ValueError, TypeError) as error:
+            raise VerdictRefused(f"expected the parts of a verdict, found others: {error}") from error
+        return check_form(verdict)
+
+    def is_same_answer(self, other: "Verdict") -> bool:
+        """Whether both let the same be done, whoever said so."""
+        return (self.request, self.digest, self.decision, self.args) == (
+            other.request, other.digest, other.decision, other.args,
+        )  # fmt: skip
+
+
+class ApprovalRequest(NamedTuple):
+    """A call that waits for a verdict: `args` are the arguments as they will be sent, `digest` binds a verdict to them."""
+
+    id: str
+    """The call's place in its run: what a verdict names."""
+    run_id: str
+    step: int
+    tool: str
+    args: Mapping[str, object]
+    digest: str
+    key: str = ""
+    asked_at: datetime | None = None
+    expires_at: datetime | None = None
+
+    def approve(self, *, by: str, note: str = "") -> Verdict:
+        """Let the call go out with these very arguments."""
+        return self._answer(Decision.APPROVE, by, note)
+
+    def deny(self, *, by: str, note: str = "") -> Verdict:
+        """Do not let it go out; the model sees the note."""
+        return self._answer(Decision.DENY, by, note)
+
+    def edit(self, changes: Mapping[str, object], *, by: str, note: str = "") -> Verdict:
+        """Let it go out with some arguments changed: those named are replaced. They are checked like the model's."""
+        if not isinstance(changes, Mapping):
+            raise VerdictRefused(f"an edit is a dict of the arguments to change, found {type(changes).__name__}")
+        return self._answer(Decision.EDIT, by, note, {**self.args, **changes})
+
+    def _answer(self, decision: Decision, by: str, note: str, args: Mapping[str, object] | None = None) -> Verdict:
+        return check_form(Verdict(self.run_id, self.id, self.digest, decision, by, note, args))
+
+    def to_json(self) -> str:
+        """The request as text, for another process."""
+        times = {"asked_at": self.asked_at, "expires_at": self.expires_at}
+        told = {name: None if at is None else milliseconds(at) for name, at in times.items()}
+        return json.dumps({**self._asdict(), "args": dict(self.args), **told})
+
+    @staticmethod
+    def from_json(text: str) -> "ApprovalRequest":
+        """The request that `to_json` was asked of; `VerdictRefused` where the text holds none."""
+        try:
+            plain = json.loads(text)
+            times = {name: None if plain[name] is None else moment(plain[name]) for name in ("asked_at", "expires_at")}
+            return ApprovalRequest(**{**plain, **times})
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
+            raise VerdictRefused(f"expected the JSON of a request, found what cannot be read: {error}") from error
+
+
+MayApprove: TypeAlias = Callable[[str, ApprovalRequest], bool]
+"""Whether somebody may answer a request; raising says no, too."""
+
+
+class Asked(NamedTuple):
+    """What a `pending` record says."""
+
+    tool: str
+    args: dict[str, object]
+    """As they were asked for."""
+    sent: dict[str, object]
+    """As they will be sent."""
+    digest: str
+    at_ms: int
+    step: int
+    expires_ms: int | None
+    no_self: bool
+
+
+def digest_of(run_id: str, call: str, tool: str, sent: bytes) -> str:
+    """What a verdict is bound to: the run, the call, the tool and the bytes of the arguments as they will be sent."""
+    parts = (run_id.encode(), call.encode(), tool.encode(), sent)
+    return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
+
+
+def pending_body(
+    asked: bytes, *, sent: bytes, digest: str, at_ms: int, step: int, expires_ms: int | None, no_self: bool
+) -> bytes:
+    """The body of a `pending` record; `asked` begins it as it will begin the call's `started`."""
+    ends = b"" if expires_ms is None else b',"expires":%d' % expires_ms
+    alone = b',"no_self":true' if no_self else b""
+    return b'%b%d,"step":%d,"digest":"%b","sent":%b%b%b}' % (asked, at_ms, step, digest.encode(), sent, ends, alone)
+
+
+def read_pending(body: bytes) -> Asked:
+    """What the body of a `pending` record says."""
+    plain = codec.decode(body)
+    return Asked(
+        plain["tool"], plain["args"], plain["sent"], plain["digest"], plain["at"], plain["step"], plain.get("expires"),
+        plain.get("no_self", False),
+    )  # fmt: skip
+
+
+def request_of(run_id: str, life: CallLife, key: str) -> ApprovalRequest:
+    """The request that a call waits with."""
+    asked = read_pending(life.pending)
+    expires_at = None if asked.expires_ms is None else moment(asked.expires_ms)
+    return ApprovalRequest(
+        life.call, run_id, asked.step, asked.tool, asked.sent, asked.digest, key, moment(asked.at_ms), expires_at
+    )
+
+
+def verdict_body(verdict: Verdict, at_ms: int) -> bytes:
+    """The body of a `verdict` record."""
+    plain = verdict.to_plain()
+    return codec.encode({**plain, "at": at_ms})
+
+
+def read_verdict(body: bytes) -> Verdict:
+    """The verdict that a `verdict` record holds."""
+    plain = codec.decode(body)
+    del plain["at"]
+    return Verdict.from_plain(plain)
+
+
+def check_form(verdict: object) -> Verdict:
+    """The verdict, if it is one: from somebody, with text for a note, and plain arguments where they were edited."""
+    if not isinstance(verdict, Verdict) or not isinstance(verdict.decision, Decision):
+        raise VerdictRefused(f"expected a Verdict, found {verdict!r:.200}; make it with request.approve(by='…')")
+    texts = (verdict.run_id, verdict.request, verdict.digest, verdict.by, verdict.note)
+    if not all(type(text) is str for text in texts) or len(verdict.note) > LONGEST_NOTE:
+        raise VerdictRefused(f"a verdict holds text, its note up to {LONGEST_NOTE} characters; found {verdict!r:.200}")
+    if not verdict.by.strip():
+        raise VerdictRefused("a verdict is somebody's: say whose, with by='…'")
+    if (verdict.args is not None) is not (verdict.decision is Decision.EDIT):
+        raise VerdictRefused("an edit, and nothing else, has arguments of its own")
+    try:
+        codec.check_plain({**verdict.to_plain()})
+    except Unrecordable as error:
+        raise VerdictRefused(f"a verdict holds plain data; at {error.path} found {error.found}") from error
+    return verdict
+
+
+def check_verdict(
+    verdict: Verdict, request: ApprovalRequest, life: CallLife, *, now_ms: int | None, principal: str | None
+) -> bool:
+    """Whether the verdict is to be stored; false where the same answer is. `VerdictRefused` where it does not hold.
+
+    `now_ms` is the store's time, asked for where the request expires.
+    """
+    where = f"request {request.id!r} of run {request.run_id!r}"
+    if verdict.run_id != request.run_id or verdict.digest != request.digest:
+        raise VerdictRefused(f"the verdict is for another run or other arguments than {where} shows; look at it again")
+    if life.verdict:
+        stored = read_verdict(life.verdict)
+        if stored.is_same_answer(verdict):
+            return False
+        raise VerdictRefused(f"{where} was answered already: {stored.decision.value}, by {stored.by}; the first answer stands")
+    if request.expires_at is not None and now_ms is not None and now_ms >= milliseconds(request.expires_at):
+        raise VerdictRefused(f"{where} expired at {request.expires_at.isoformat()}; the model is told so")
+    if read_pending(life.pending).no_self and verdict.by == principal:
+        raise VerdictRefused(f"{where} acts for {principal!r}, who may not answer it; somebody else must")
+    return True
+
+
+def check_approver(verdict: Verdict, request: ApprovalRequest, may_approve: MayApprove | None) -> None:
+    """Refuse an answer of somebody who may not give one."""
+    if may_approve is None:
+        return
+    try:
+        may = may_approve(verdict.by, request)
+    except Exception as error:
+        raise VerdictRefused(
+            f"whether {verdict.by!r} may answer request {request.id!r} could not be told: {type(error).__name__}: {error}"
+        ) from error
+    if may is not True:
+        raise VerdictRefused(f"{verdict.by!r} may not answer request {request.id!r} of run {request.run_id!r}")
+
+
+def check_edit(verdict: Verdict, tool: Tool) -> bytes:
+    """The arguments that an edit makes of a call, as they will be sent; `VerdictRefused` where the tool does not take them."""
+    assert verdict.args is not None, "an edit has arguments"
+    try:
+        return tool.shown(codec.encode(dict(verdict.args)))
+    except InvalidArguments as error:
+        raise VerdictRefused(f"the edit does not fit: {error}; nothing was stored, the request is still open") from error
+
+
+def denial(verdict: Verdict) -> dict[str, Any]:
+    """The answer that a denied call gives."""
+    note = f": {verdict.note}" if verdict.note else ""
+    return {"type": "Denied", "message": f"{verdict.by} did not approve this call{note}"}
+
+
+def expiry(request: ApprovalRequest) -> dict[str, Any]:
+    """The answer that a call gives whose request nobody answered in time."""
+    at = "" if request.expires_at is None else f" by {request.expires_at.isoformat(timespec='seconds')}"
+    return {"type": "ApprovalExpired", "message": f"nobody answered the request for approval{at}; the call was not made"}
+
+
+WITHDRAWN = {"type": "Withdrawn", "message": "the program does not ask for this call any more; it was not made"}
+"""The answer of a call that was asked about, and that its node does not make any more."""

@@ -1,0 +1,213 @@
+"""The gate before a call that needs a person: pend it, ask, and spend the verdict once.
+
+A call passes with a stored verdict for the very arguments that go out, or it does not pass. What waits without a worker
+is `pending`; what an approvals port is asked about has its intent written first, and is asked about again after a crash.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+from agent_runtime.approvals import (
+    ApprovalRequest,
+    Decision,
+    Verdict,
+    check_approver,
+    check_edit,
+    check_form,
+    check_verdict,
+    denial,
+    digest_of,
+    expiry,
+    pending_body,
+    read_pending,
+    read_verdict,
+    request_of,
+    verdict_body,
+)
+from agent_runtime.clock import milliseconds
+from agent_runtime.errors import InvalidArguments, VerdictRefused
+from agent_runtime.journal.records import RecordKind
+from agent_runtime.journal.replay import CallLife
+from agent_runtime.journal.states import WAITING, CallState
+from agent_runtime.run import Run
+from agent_runtime.tools import Tool, is_async_callable
+
+Ask: TypeAlias = Callable[[ApprovalRequest], Verdict | Awaitable[Verdict]]
+"""The synchronous port: answers a request at once, such as a person at a console."""
+
+
+_NOT_AGREED = b'{"error":{"type":"NotSent","message":"nobody had agreed to it"}}'
+
+
+class CallPaused(Exception):
+    """The call waits for a person; nothing has gone out."""
+
+    def __init__(self, request: ApprovalRequest) -> None:
+        super().__init__(f"call {request.id} waits for a verdict")
+        self.request = request
+
+
+class Passed(NamedTuple):
+    """The call may go out with these arguments, as `granted` says in its `started`."""
+
+    recorded: bytes
+    arguments: dict[str, Any]
+    granted: bytes
+    attempts: int = 0
+    """How many attempts are on record."""
+    is_started: bool = False
+    """The intent of the attempt that is about to be made is on record."""
+
+
+class Stopped(NamedTuple):
+    """The call does not go out: this is its answer."""
+
+    error: Mapping[str, str]
+
+
+class Gate:
+    """Asks about one call of a run."""
+
+    def __init__(self, run: Run, tool: Tool, call: str, asked: bytes, recorded: bytes, ask: Ask | None) -> None:
+        """`asked` is how the call's intent begins, up to its time; `recorded` are its arguments as they were decided."""
+        self._run = run
+        self._tool = tool
+        self._call = call
+        self._asked = asked
+        self._recorded = recorded
+        self._ask = ask
+
+    async def pass_or_pause(self, life: CallLife | None) -> Passed | Stopped:
+        """Whether the call may go out; `CallPaused` where nobody has said so yet."""
+        if life is None or not life.pending:
+            life = await self._pend()
+        if life.state in WAITING:
+            return await self._wait(life)
+        verdict = read_verdict(life.verdict)
+        if verdict.decision is Decision.DENY:
+            return Stopped(denial(verdict))
+        if life.state is CallState.DECIDED and await self._is_late(life):
+            return Stopped(expiry(self._request(life)))
+        return self._spend(life, verdict)
+
+    async def _pend(self) -> CallLife:
+        run, approval = self._run, self._tool.approval
+        assert approval is not None, "only a call that needs a verdict is asked about"
+        sent = self._tool.shown(self._recorded)
+        digest = digest_of(run.run_id, self._call, self._tool.name, sent)
+        expires_ms = None
+        if approval.expires_seconds is not None:
+            expires_ms = milliseconds(await run.backing.store.now()) + int(approval.expires_seconds * 1000)
+        body = pending_body(
+            self._asked, sent=sent, digest=digest, at_ms=run.now_ms(), step=run.journal.step, expires_ms=expires_ms,
+            no_self=approval.no_self,
+        )  # fmt: skip
+        run.note(RecordKind.PENDING, self._call, 0, body)
+        await run.barrier_if_each()
+        life = CallLife(self._call, CallState.PENDING, pending=body)
+        if run.has_sinks:
+            run.announce_when_committed("approval.requested", self._told(self._request(life)))
+        return life
+
+    async def _wait(self, life: CallLife) -> Passed | Stopped:
+        """Ask the port, where there is one; else the request stays open."""
+        run, request = self._run, self._request(life)
+        if life.state is CallState.ASKING:  # its worker was asking, and is gone: it never sent
+            run.note(RecordKind.UNSENT, self._call, life.attempts, _NOT_AGREED)
+            life.state = CallState.PENDING
+            await run.barrier_if_each()
+        if await self._is_late(life):
+            return Stopped(expiry(request))
+        if self._ask is None:
+            raise CallPaused(request)
+        attempt = life.attempts + 1
+        run.note(RecordKind.STARTED, self._call, attempt, b"%b%d}" % (self._asked, run.now_ms()))
+        await run.ready_to_act(is_alone=False)
+        verdict = await self._answer(request, life)
+        if verdict.decision is not Decision.APPROVE:
+            run.note(RecordKind.UNSENT, self._call, attempt, _NOT_AGREED)
+            await run.barrier_if_each()
+        body = verdict_body(verdict, run.now_ms())
+        run.note(RecordKind.VERDICT, self._call, 0, body)
+        await run.barrier_if_each()
+        if run.has_sinks:
+            run.announce_when_committed("approval.decided", {**self._told(request), **told_verdict(verdict)})
+        if verdict.decision is Decision.DENY:
+            return Stopped(denial(verdict))
+        passed = self._spend(life, verdict)
+        return passed._replace(attempts=attempt, is_started=verdict.decision is Decision.APPROVE)
+
+    async def _answer(self, request: ApprovalRequest, life: CallLife) -> Verdict:
+        """What the port says. One that raises, or gives what does not hold, has not answered."""
+        assert self._ask is not None, "there is a port to ask"
+        try:
+            verdict = check_form(await _ask_port(self._run, self._ask, request))
+            now_ms = await self._now_if_it_ends(life)
+            if verdict.request != request.id:
+                raise VerdictRefused(f"the verdict is for request {verdict.request!r}, asked was {request.id!r}")
+            check_verdict(verdict, request, life, now_ms=now_ms, principal=self._run.context.principal)
+            check_approver(verdict, request, None if self._tool.approval is None else self._tool.approval.may_approve)
+            if verdict.decision is Decision.EDIT:
+                check_edit(verdict, self._tool)
+            return verdict
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self._run.announce("approval.refused", {**self._told(request), "why": why})
+            raise CallPaused(request) from error
+
+    def _spend(self, life: CallLife, verdict: Verdict) -> Passed:
+        pending = read_pending(life.pending)
+        if verdict.decision is Decision.EDIT:
+            recorded = check_edit(verdict, self._tool)
+        else:
+            recorded = self._recorded
+            if self._digest_now() != pending.digest:
+                raise VerdictRefused(
+                    f"call {self._call} of run {self._run.run_id!r} would not go out with the arguments that "
+                    f"{verdict.by} agreed to: tool {self._tool.name!r} makes others of them now. Nothing was run; recover it "
+                    "with the code that asked, or cancel it"
+                )
+        return Passed(recorded, self._tool.check(recorded), b',"verdict":"%b"' % pending.digest.encode(), life.attempts)
+
+    def _digest_now(self) -> str | None:
+        try:
+            sent = self._tool.shown(self._recorded)
+        except InvalidArguments:
+            return None
+        return digest_of(self._run.run_id, self._call, self._tool.name, sent)
+
+    async def _is_late(self, life: CallLife) -> bool:
+        expires_ms = read_pending(life.pending).expires_ms
+        return expires_ms is not None and (await self._now_if_it_ends(life) or 0) >= expires_ms
+
+    async def _now_if_it_ends(self, life: CallLife) -> int | None:
+        """The store's time, where the request expires."""
+        ends = read_pending(life.pending).expires_ms is not None
+        return milliseconds(await self._run.backing.store.now()) if ends else None
+
+    def _request(self, life: CallLife) -> ApprovalRequest:
+        return request_of(self._run.run_id, life, self._run.key(self._call))
+
+    def _told(self, request: ApprovalRequest) -> dict[str, object]:
+        return told_request(request)
+
+
+async def _ask_port(run: Run, ask: Ask, request: ApprovalRequest) -> object:
+    """What the port answers; a plain function waits for its person on a thread."""
+    if not is_async_callable(ask):
+        given = await run.backing.offload.start(partial(ask, request)).outcome
+        return await given if inspect.isawaitable(given) else given
+    answer: Any = ask(request)
+    return await answer
+
+
+def told_request(request: ApprovalRequest) -> dict[str, object]:
+    """What events say of a request."""
+    return {"step": request.step, "call": request.id, "tool": request.tool, "args": request.args, "digest": request.digest}
+
+
+def told_verdict(verdict: Verdict) -> dict[str, object]:
+    """What events say of a verdict."""
+    return {"decision": verdict.decision.value, "by": verdict.by, "note": verdict.note}

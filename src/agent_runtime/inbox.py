@@ -1,0 +1,95 @@
+"""The inbox of a run: messages sealed by whoever may write to it, to whoever works it.
+
+Anybody who can reach the store can leave bytes there. What was not sealed under a key of ours, or cannot be read, is
+passed over, and so blocks nobody.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from agent_runtime import codec
+from agent_runtime.errors import CheckpointConflict, StoreUnavailable
+from agent_runtime.ids import RunId
+from agent_runtime.journal.records import StoredMessage
+from agent_runtime.journal.seal import NO_SUCH_VALUES, KeyRing, Sealer, open_message, sealer_for
+from agent_runtime.journal.store import AnswerKind, CheckpointStore
+
+
+class MessageKind(Enum):
+    """What a message is about."""
+
+    VERDICT = "verdict"
+    SETTLE = "settle"
+    CANCEL = "cancel"
+    LATE = "late"
+
+
+class Message(NamedTuple):
+    """A message whose seal holds. `body` is plain data, still to be checked by whoever understands the kind."""
+
+    kind: MessageKind
+    body: dict[str, Any]
+
+
+class Cancel(NamedTuple):
+    """Somebody's word that the run is to end."""
+
+    by: str
+    why: str
+
+
+async def read_inbox(store: CheckpointStore, ring: KeyRing, *, tenant: str, run_id: RunId) -> Sequence[Message]:
+    """The messages to a run that hold, in the order they came."""
+    return open_messages(ring, await store.inbox(run_id), tenant=tenant, run_id=run_id)
+
+
+def find_cancel(messages: Sequence[Message]) -> Cancel | None:
+    """The first word that the run is to end."""
+    for message in messages:
+        by, why = message.body.get("by"), message.body.get("why")
+        if message.kind is MessageKind.CANCEL and isinstance(by, str) and isinstance(why, str):
+            return Cancel(by, why)
+    return None
+
+
+POST_TRIES = 5
+
+
+async def post_message(store: CheckpointStore, sealer: Sealer, kind: MessageKind, body: dict[str, object]) -> None:
+    """Leave a message to the run. `CheckpointConflict` where there is none to leave it to; `StoreUnavailable`."""
+    message = write_message(sealer, kind, body)
+    for _ in range(POST_TRIES):
+        answer = await store.post(RunId(sealer.run_id), message)
+        match answer.kind:
+            case AnswerKind.OK:
+                return
+            case AnswerKind.UNKNOWN:
+                continue  # the same message lands once
+            case AnswerKind.FENCED | AnswerKind.MOVED:
+                raise CheckpointConflict(f"run {sealer.run_id!r} has ended or is gone, and takes no messages")
+    raise StoreUnavailable(f"run {sealer.run_id!r}: the store did not say whether the message is there; send it again")
+
+
+def write_message(sealer: Sealer, kind: MessageKind, body: dict[str, object]) -> StoredMessage:
+    """The message as it is posted. The same again is the same message, and lands once."""
+    data = codec.encode(body)
+    digest = hashlib.sha256(kind.value.encode() + b"\0" + data).digest()
+    return StoredMessage(digest, kind.value, data, sealer.message(kind.value, data))
+
+
+def open_messages(ring: KeyRing, messages: Iterable[StoredMessage], *, tenant: str, run_id: str) -> Sequence[Message]:
+    """The messages that hold and can be read, in the order they came."""
+    sealers = [sealer_for(ring, tenant=tenant, run_id=run_id, key_id=key_id) for key_id in ring.keys]
+    return [opened for message in messages if (opened := _open(sealers, message)) is not None]
+
+
+def _open(sealers: Sequence[Sealer], message: StoredMessage) -> Message | None:
+    try:
+        if not any(open_message(sealer, message) for sealer in sealers):
+            return None
+        plain = codec.decode(message.body)
+        return Message(MessageKind(message.kind), plain) if isinstance(plain, dict) else None
+    except (*NO_SUCH_VALUES, ValueError, RecursionError):
+        return None
