@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime import codec
 from agent_runtime.approvals import (
+    NOT_AGREED,
     ApprovalRequest,
     Decision,
     Verdict,
@@ -281,10 +282,6 @@ def _answer(case: Case, life: CallLife, verdicts: Mapping[str, Verdict], now_ms:
     if life.state is not CallState.ASKING:
         return (record,)
     return ((int(RecordKind.UNSENT), life.call, life.attempts, NOT_AGREED), record)
-
-
-NOT_AGREED = codec.encode({"error": {"type": "NotSent", "message": "nobody had agreed to it"}})
-"""The body of an `unsent` that says: its worker was still asking, so nothing went out."""
 
 
 def may_repeat(tool: Tool, life: CallLife, records: Sequence[StoredRecord], row: StoredRow, now_ms: int) -> bool:

@@ -320,10 +320,11 @@ class Run:
             if kind == RecordKind.DONE and attempt and not is_reply(call)
         ]
         if messages:
-            posting = asyncio.ensure_future(_post_until_taken(self.backing, self.run_id, messages))
+            first = asyncio.ensure_future(_post_once(self.backing, self.run_id, messages))
+            posting = asyncio.ensure_future(_post_rest(self.backing, self.run_id, first))
             _POSTING.add(posting)
             posting.add_done_callback(_POSTING.discard)
-            await asyncio.wait({posting}, timeout=LATE_SECONDS)
+            await asyncio.wait({first}, timeout=LATE_SECONDS)
 
     async def set_aside(self, why: str, attempts: int) -> None:
         """Quarantine the run after so many claims that came to nothing: no worker touches it until it is released."""
@@ -400,15 +401,28 @@ def start(
 _POSTING: set[asyncio.Future[None]] = set()
 
 
-async def _post_until_taken(backing: Backing, run_id: RunId, messages: Sequence[StoredMessage]) -> None:
-    """Post messages, again while the store does not answer: later each time, and not for ever."""
+async def _post_once(backing: Backing, run_id: RunId, messages: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
+    """Post messages; gives those of which the store has not said that it has them, or never will."""
+    left = []
     for message in messages:
-        for tried in range(LATE_TRIES):
-            with suppress(StoreUnavailable):
-                answer = await backing.store.post(run_id, message)
-                if answer.kind is not AnswerKind.UNKNOWN:
-                    break
-            await backing.clock.sleep(min(2.0**tried / 4, LONGEST_LATE_PAUSE_SECONDS))
+        try:
+            answer = await backing.store.post(run_id, message)
+        except Exception:  # whatever a write raises, it may have landed, and lands once: it is sent again
+            left.append(message)
+        else:
+            if answer.kind is AnswerKind.UNKNOWN:
+                left.append(message)
+    return left
+
+
+async def _post_rest(backing: Backing, run_id: RunId, first: Awaitable[Sequence[StoredMessage]]) -> None:
+    """Post again what is left, while the store does not answer: later each time, and not for ever."""
+    left = await first
+    for tried in range(LATE_TRIES):
+        if not left:
+            return
+        await backing.clock.sleep(min(2.0**tried / 4, LONGEST_LATE_PAUSE_SECONDS))
+        left = await _post_once(backing, run_id, left)
 
 
 class Parked(Exception):
