@@ -165,7 +165,7 @@ class Run:
         self.lives = lives
         self.is_recovering = recovering
         self.model_requests = 0
-        self._key_prefix = key_prefix(journal.run_id, opened["namespace"])
+        self._key_prefix = prefix_of(journal.run_id, opened)
         self._pending_events: list[tuple[int, str, Mapping[str, object]]] = []
         self._jobs: list[Job[Any]] = []
         self._task: asyncio.Task[Any] | None = None
@@ -374,12 +374,24 @@ class Run:
             self.announce(name, data)
 
 
+def prefix_of(run_id: RunId, opened: Mapping[str, Any]) -> str:
+    """What the idempotency keys of a run begin with: its own id, but for one that takes back another's calls."""
+    return key_prefix(opened.get("keys_of", run_id), opened["namespace"])
+
+
 def start(
-    backing: Backing, run_id: RunId, *, kind: str, name: str, context: RunContext | None, given: Mapping[str, object]
+    backing: Backing,
+    run_id: RunId,
+    *,
+    kind: str,
+    name: str,
+    context: RunContext | None,
+    given: Mapping[str, object],
+    keys_of: RunId | None = None,
 ) -> Run:
     """A new run, opened and claimed with its first barrier; `Fenced` there says that the id is or was in use.
 
-    `given` is plain data that has been checked.
+    `given` is plain data that has been checked. `keys_of`: the run whose calls it takes back, under their keys.
     """
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=run_id)
     row = new_row(sealer, run_id=run_id, kind=kind, name=name, owner=backing.draw_owner(), lease_ms=backing.lease_ms)
@@ -389,6 +401,7 @@ def start(
         "context": {} if context is None else context.to_plain(),
         "namespace": backing.namespace,
         "input": given,
+        **({} if keys_of is None else {"keys_of": keys_of}),
     }
     journal.note(RecordKind.OPENED, body=codec.encode_checked(opened))
     journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, "start"))
