@@ -28,6 +28,8 @@ LINGER_SECONDS = 1.0
 """How long the ear is kept once nobody waits: somebody may come back at once."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """How long a store that is away is left alone: at first, and at last."""
+MOMENT = 0.001
+"""The least that is rested: what is left of a pause may be no time at all by the clock."""
 MOST_ASKED = 1_000
 RESTS = 20
 """How many times as long as a look at every run took the bell rests, where the store tells nothing by itself."""
@@ -176,7 +178,7 @@ class Doorbell:
         await self._look(ear)
         now = self._clock.monotonic()
         seconds = ear.every if heard is not None else max(ear.every, RESTS * (now - began))
-        return max(0.0, min(seconds, self._look_at - now))
+        return max(MOMENT, min(seconds, self._look_at - now))
 
     async def _look(self, ear: Ear) -> None:
         """Ask how many messages those runs have had that are due, and tell."""
@@ -191,7 +193,7 @@ class Doorbell:
     async def _leave_alone(self, seconds: float) -> None:
         """Pause, whoever comes or rings; not where everybody has left."""
         until = self._clock.monotonic() + seconds
-        while self._guests and (left := until - self._clock.monotonic()) > 0:
+        while self._guests and (left := until - self._clock.monotonic()) > MOMENT:
             self._changed.clear()
             await self._rest(left)
 
