@@ -76,7 +76,7 @@ def worker(*, folder: str, times: int, url: str = "") -> Figures:
 
 
 def answered(*, folder: str, times: int, url: str = "") -> Figures:
-    """Answers the requests of a worker in another process. `wall`: from a verdict being there to its call going out."""
+    """Answers the requests of a worker in another process. `wall`: from posting a verdict to its call going out."""
     options = json.dumps({"folder": folder, "times": times, "url": url})
     with subprocess.Popen(
         [sys.executable, "-m", "bench.job", "people.worker", options], stdout=subprocess.PIPE, text=True,
@@ -98,9 +98,10 @@ async def _answer(process: subprocess.Popen[str], folder: str, url: str, times: 
         [request] = (await read_verified(Backing(store, ring), run_id)).pending
         await asyncio.sleep(0.05)  # it waits by now
         verdict = request.approve(by="ana").to_plain()
-        await post_message(store, sealer_for(ring, tenant="", run_id=run_id), MessageKind.VERDICT, verdict)
-        posted = time.time()
-        took.append(json.loads(process.stdout.readline())["sent"] - posted)
+        sealer = sealer_for(ring, tenant="", run_id=run_id)
+        began = time.time()
+        await post_message(store, sealer, MessageKind.VERDICT, verdict)
+        took.append(json.loads(process.stdout.readline())["sent"] - began)
     await store.close()
     return took
 
