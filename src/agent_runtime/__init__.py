@@ -6,6 +6,8 @@ tools        what the model may call, and what a crash in the middle of a call l
 tool_loop    model, tools, model, until done; recover_tool_loop goes on after a crash
 flow/        a graph of nodes; its every superstep is a checkpoint and its every call replays
 recovery     verify, decide every doubt, claim
+approvals    what a person is asked before a call goes out, and what they answer
+settlements  how a call in doubt is settled
 executor     one tool call: check, intent, act, confirm
 testing/     the store contract, the crash sweep, faulty stores, a scripted model, a clock to move
 runs         operating runs: list, show, answer, settle, cancel, release, delete, verify

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime import codec
 from agent_runtime.approvals import (
+    NOT_AGREED,
     ApprovalRequest,
     Decision,
     Verdict,
@@ -25,13 +26,13 @@ from agent_runtime.approvals import (
 )
 from agent_runtime.clock import milliseconds
 from agent_runtime.errors import Doubt, UnknownTool, Unrecordable, VerdictRefused
-from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
+from agent_runtime.ids import RunId, build_key, is_reply
 from agent_runtime.inbox import Cancel, Message, MessageKind, find_cancel, post_message
 from agent_runtime.journal.records import RecordKind, StoredRecord, StoredRow
 from agent_runtime.journal.replay import CallLife, History
 from agent_runtime.journal.seal import Noted, sealer_for
 from agent_runtime.journal.states import CallState, Settlement
-from agent_runtime.run import Backing, RunContext
+from agent_runtime.run import Backing, RunContext, prefix_of
 from agent_runtime.settlements import Outcome, Said, drain_of, read_asked, said_from_plain, settled_body
 from agent_runtime.tools import CALL_KEY, RepeatRule, Tool, ToolRegistry
 
@@ -59,7 +60,7 @@ class Case(NamedTuple):
 
     def key(self, call: str) -> str:
         """The idempotency key of a call."""
-        return build_key(key_prefix(self.run_id, self.opened["namespace"]), call)
+        return build_key(prefix_of(self.run_id, self.opened), call)
 
 
 class Decisions(NamedTuple):
@@ -281,10 +282,6 @@ def _answer(case: Case, life: CallLife, verdicts: Mapping[str, Verdict], now_ms:
     if life.state is not CallState.ASKING:
         return (record,)
     return ((int(RecordKind.UNSENT), life.call, life.attempts, NOT_AGREED), record)
-
-
-NOT_AGREED = codec.encode({"error": {"type": "NotSent", "message": "nobody had agreed to it"}})
-"""The body of an `unsent` that says: its worker was still asking, so nothing went out."""
 
 
 def may_repeat(tool: Tool, life: CallLife, records: Sequence[StoredRecord], row: StoredRow, now_ms: int) -> bool:

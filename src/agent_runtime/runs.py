@@ -30,14 +30,14 @@ from agent_runtime.errors import (
     NewerFormat,
     VerdictRefused,
 )
-from agent_runtime.ids import RunId, build_key, check_run_id, key_prefix
+from agent_runtime.ids import RunId, build_key, check_run_id
 from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRecord, StoredRow
 from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.lease import ProcessMark, find_mark, seconds_held
 from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
-from agent_runtime.run import Backing, RunContext
+from agent_runtime.run import Backing, RunContext, prefix_of
 from agent_runtime.settlements import Settling
 from agent_runtime.timeline import Call, Timeline, read_timeline
 from agent_runtime.tools import ToolRegistry
@@ -284,7 +284,7 @@ class Runs:
         if life is None or not life.pending:
             open_ones = [request.id for request in _open_requests(found)] or "none"
             raise VerdictRefused(f"run {run_id!r} has no request {call!r}; open are {open_ones}")
-        return request_of(run_id, life, build_key(key_prefix(run_id, found.opened["namespace"]), call))
+        return request_of(run_id, life, build_key(prefix_of(found.stored.row.run_id, found.opened), call))
 
     async def _verify(self, run_id: RunId) -> Verified:
         try:
