@@ -9,13 +9,27 @@ from typing import Any
 
 from agent_runtime import Runs
 from agent_runtime.crash import CrashPoint
-from agent_runtime.journal.records import RecordKind, StoredRun
-from tests.bench import KEY, Asked, Bench, Place, Script, Worker, error_of, until
+from agent_runtime.ids import RunId
+from agent_runtime.journal.records import RecordKind, StoredMessage, StoredRun
+from agent_runtime.journal.store import Answer, CheckpointStore
+from tests.bench import KEY, Asked, Bench, Delegate, Place, Script, Worker, error_of, until
 
 CHARGE: list[Asked] = [("charge", {"amount": 5})]
 CHARGE_I: list[Asked] = [("charge_i", {"amount": 5})]
 AT_REST = ("dead", "doubtful", "paused", "blocked", "done", "failed", "cancelled", "cancelled in doubt", "quarantined")
 STATES = ("alive", *AT_REST)
+
+
+class Overtaken(Delegate):
+    """Somebody else's message is there just before one's own, and after one has looked."""
+
+    def __init__(self, inner: CheckpointStore, message: StoredMessage) -> None:
+        super().__init__(inner)
+        self.message = message
+
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        await super().post(run_id, self.message)
+        return await super().post(run_id, message)
 
 
 def operator(place: Place, **options: Any) -> Runs:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from agent_runtime import Outcome, Rerun
+from agent_runtime import Outcome, Rerun, Runs
 from agent_runtime.approvals import ApprovalRequest, Verdict
 from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import (
@@ -41,7 +42,7 @@ from tests.bench import (
     transcript,
     until,
 )
-from tests.standing import CHARGE_I, alive, block, bring_to, die, kinds, operator, script, stored
+from tests.standing import CHARGE_I, Overtaken, alive, block, bring_to, die, kinds, operator, script, stored
 
 SAID: dict[str, Any] = {"by": "ana", "why": "asked the bank"}
 
@@ -55,7 +56,7 @@ async def settle(place: Place, settling: Any, call: str = "0", run: str = "run",
 
 @pytest.mark.parametrize("name", ["by", "why"])
 @pytest.mark.parametrize("text", ["", " \n", None, 7])
-async def test_a_settlement_is_somebodys_for_a_reason(place: Place, name: str, text: object) -> None:
+async def test_a_settlement_is_somebodys_for_a_reason(place: Place, name: str, text: Any) -> None:
     await block(place, Bench())
     before = await stored(place)
     with pytest.raises(InvalidSetting, match=f"pass {name}="):
@@ -174,6 +175,24 @@ async def test_a_run_that_ended_takes_the_record_and_nothing_else_changes(place:
         await settle(place, Outcome.done("paid"))
 
 
+async def test_a_run_that_ended_under_an_old_key_stays_under_it(place: Place) -> None:
+    await bring_to(place, "cancelled in doubt")
+    rotated = Runs(place.open(), checkpoint_key={"key": KEY, "new": b"another key, which is as long"})
+    assert await rotated.settle("run", "0", Outcome.done("paid"), **SAID)
+    assert (await stored(place)).row.key_id == "key"
+    assert [verified.holds for verified in await rotated.verify("run")] == [True]
+
+
+async def test_a_blocked_run_that_is_settled_under_a_new_key_is_under_it_from_then_on(place: Place) -> None:
+    bench = Bench()
+    await block(place, bench)
+    keys = {"key": KEY, "new": b"another key, which is as long"}
+    place.is_tampered = True  # it is not under this place's key any more
+    assert await Runs(place.open(), checkpoint_key=keys).settle("run", "0", Outcome.done("paid"), **SAID)
+    result = await Worker(place).recover(script(), bench.registry, checkpoint_key=keys)
+    assert results_in(transcript(result)) == ["paid"]
+
+
 # What is not in doubt.
 
 
@@ -231,9 +250,7 @@ async def test_of_nobodys_run_nothing_is_settled(place: Place) -> None:
 
 async def test_of_two_who_settle_at_once_one_is_told_that_it_is_settled_already(place: Place) -> None:
     await block(place, Bench())
-    errors = await asyncio.gather(
-        *(error_of(settle(place, Outcome.done(each), by=each)) for each in ("ana", "ben")), return_exceptions=False
-    )
+    errors = await asyncio.gather(*(error_of(settle(place, Outcome.done(each), by=each)) for each in ("ana", "ben")))
     assert sorted(type(error).__name__ for error in errors) == ["NoneType", "NotInDoubt"]
     winner = ("ana", "ben")[errors.index(None)]
     assert (await operator(place).show("run")).timeline.calls["0"].outcome == {"result": winner}
@@ -253,7 +270,7 @@ async def test_it_did_not_happen_is_not_believed_while_the_worker_may_still_send
     frozen = Worker(place, clock=clock)
     task = asyncio.ensure_future(frozen.run(script(), bench.registry, clock=clock, offload=NoHeartbeat()))
     await until(lambda: bench.entered.total() == 1)
-    runs = type(operator(place))(place.open(clock), checkpoint_key=KEY)
+    runs = Runs(place.open(clock), checkpoint_key=KEY)
     clock.advance(60)
     with pytest.raises(SettlementRefused, match="may still send") as refused:
         await runs.settle("run", "0", Outcome.not_done(), **SAID)
@@ -268,7 +285,7 @@ async def test_it_did_not_happen_is_believed_from_when_nothing_sent_takes_effect
     bench = Bench(settles_after=60)
     worker = Worker(place, clock=clock).killed_at(CrashPoint.AFTER_INTENT)
     await worker.run_and_die(script(), bench.registry, clock=clock)
-    runs = type(operator(place))(place.open(clock), checkpoint_key=KEY)
+    runs = Runs(place.open(clock), checkpoint_key=KEY)
     with pytest.raises(SettlementRefused, match="may still take effect") as refused:
         await runs.settle("run", "0", Outcome.not_done(), **SAID)
     until_then = refused.value.until
@@ -300,13 +317,24 @@ async def test_a_settlement_of_a_run_that_is_worked_is_left_to_its_worker(place:
     assert (after.records, after.row.head) == (before_it.records, before_it.row.head)
     worker.is_dead = True
     task.cancel()
-    await asyncio.wait({task})
+    with suppress(Killed, asyncio.CancelledError):
+        await task
     with pytest.raises(SettlementRefused, match="done, by ana"):
         await settle(place, Rerun(), by="ben")
     bench.before = Bench().before
     result = await Worker(place).recover(script(), bench.registry)
     assert results_in(transcript(result)) == ["paid"]
     assert bench.entered["charge"] == 1
+
+
+async def test_who_is_overtaken_by_another_settlement_of_a_run_that_is_worked_is_told_by_whom(place: Place) -> None:
+    said = {"call": "0", "attempt": 1, "how": "done", "by": "ben", "why": "saw it", "ending": {"result": 1}}
+    message = write_message(sealer_for(RING, tenant="", run_id="run"), MessageKind.SETTLE, said)
+    async with alive(place) as (task, _):
+        overtaken = Runs(Overtaken(place.open(), message), checkpoint_key=KEY)
+        with pytest.raises(SettlementRefused, match="done, by ben"):
+            await overtaken.settle("run", "0", Outcome.done(2), **SAID)
+    assert (await task).status == "done", "its worker knows better"
 
 
 async def test_a_call_that_its_own_worker_knows_to_be_done_is_not_settled_as_anything_else(place: Place) -> None:

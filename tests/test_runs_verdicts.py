@@ -19,11 +19,13 @@ from agent_runtime.errors import (
 )
 from agent_runtime.ids import RunId
 from agent_runtime.inbox import MessageKind, write_message
+from agent_runtime.journal.records import StoredMessage
 from agent_runtime.journal.seal import sealer_for
+from agent_runtime.journal.store import Answer
 from agent_runtime.run import RunContext
 from agent_runtime.testing.manual_clock import ManualClock
-from tests.bench import KEY, RING, Bench, Killed, Place, Script, Worker, error_of, expect_death, results_in
-from tests.standing import bring_to, operator, script, stored
+from tests.bench import KEY, RING, Bench, Delegate, Killed, Place, Script, Worker, error_of, expect_death, results_in
+from tests.standing import Overtaken, bring_to, operator, script, stored
 
 BOTH = Script([("charge", {"amount": 5}), ("email", {"to": "ana"})], "done")
 
@@ -317,6 +319,29 @@ async def test_an_answer_that_does_not_hold_blocks_no_other(place: Place) -> Non
     await operator(place, registry=bench.registry).approve(request, by="ana")
     assert (await Worker(place).recover(script(), bench.registry)).status == "done"
     assert [effect.args for effect in bench.remote.effects] == [{"amount": 5}]
+
+
+async def test_who_is_overtaken_by_another_answer_is_told_by_whom(place: Place) -> None:
+    _, request = await paused(place)
+    sealer = sealer_for(RING, tenant="", run_id="run")
+    same = write_message(sealer, MessageKind.VERDICT, request.approve(by="ben").to_plain())
+    await Runs(Overtaken(place.open(), same), checkpoint_key=KEY).approve(request, by="ana")
+    _, request = await paused(place, "other")
+    sealer = sealer_for(RING, tenant="", run_id="other")
+    other = write_message(sealer, MessageKind.VERDICT, request.deny(by="ben").to_plain())
+    await refused(Runs(Overtaken(place.open(), other), checkpoint_key=KEY).approve(request, by="ana"), "deny, by ben")
+
+
+async def test_who_is_overtaken_by_a_worker_that_stores_another_answer_is_told_by_whom(place: Place) -> None:
+    bench, request = await paused(place)
+
+    class Resumed(Delegate):
+        async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+            dying = Worker(place).killed_at(CrashPoint.BEFORE_INTENT)
+            await dying.recover_and_die(script(), bench.registry, verdicts=[request.approve(by="ben")])
+            return await super().post(run_id, message)
+
+    await refused(Runs(Resumed(place.open()), checkpoint_key=KEY).deny(request, by="ana"), "approve, by ben")
 
 
 async def test_of_two_different_answers_at_once_one_is_told_yes_and_that_one_counts(place: Place) -> None:

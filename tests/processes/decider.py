@@ -88,4 +88,5 @@ async def work(url: str, run: str, log: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run({"answer": answer, "work": work}[sys.argv[1]](*sys.argv[2:]))
+    verb, *words = sys.argv[1:]
+    asyncio.run(answer(*words) if verb == "answer" else work(*words))
