@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -444,16 +444,6 @@ class Parked(Exception):
 
 class RunCancelled(Parked):
     """Somebody has cancelled the run, and it is stored so."""
-
-
-async def until_decided(first: Callable[[], Awaitable[T]], again: Callable[[], Awaitable[T]]) -> T:
-    """What the first gives; once it is parked, what looking at the run again gives."""
-    step = first
-    while True:
-        try:
-            return await step()
-        except Parked:
-            step = again
 
 
 async def work(run: Run, program: Awaitable[T]) -> T:

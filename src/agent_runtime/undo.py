@@ -6,6 +6,7 @@ those that they take back, with `/undo` behind them. Asking for it again goes on
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from agent_runtime import codec
@@ -17,9 +18,10 @@ from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import CallState
 from agent_runtime.recovery import Found, find, read_verified, reopen
-from agent_runtime.run import Backing, Run, RunContext, start, until_decided, work
+from agent_runtime.run import Backing, Run, RunContext, start, work
 from agent_runtime.settlements import read_asked, require_text
 from agent_runtime.tools import Tool, ToolRegistry, is_async_callable
+from agent_runtime.waiting import until_decided
 
 KIND = "undo"
 SUFFIX = "/undo"
@@ -39,6 +41,7 @@ class UndoResult(NamedTuple):
     run_id: RunId
     """Of the undo: what it did can be shown, and settled, under this id."""
     calls: Sequence[Undone]
+    status: str = "done"
 
     @property
     def holds(self) -> bool:
@@ -75,8 +78,8 @@ async def undo_run(
         await find(backing, undo.undo_id, kind=KIND, context=context)
     except CheckpointNotFound:
         given = {"run": run_id, **said, "calls": plan}
-        return await until_decided(lambda: undo.start(found, given), undo.go_on)
-    return await until_decided(undo.go_on, undo.go_on)
+        return await until_decided(partial(undo.start, found, given), undo.go_on, backing, undo.undo_id, 0)
+    return await until_decided(undo.go_on, undo.go_on, backing, undo.undo_id, 0)
 
 
 class _Undo:
