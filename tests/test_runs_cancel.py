@@ -16,7 +16,7 @@ from agent_runtime.errors import (
     RecoveryNeedsDecision,
 )
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import NO_OWNER, RunStatus
+from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredMessage
 from agent_runtime.journal.store import Answer, AnswerKind, Guard
 from agent_runtime.run import RunContext
 from agent_runtime.runs import Runs
@@ -128,6 +128,41 @@ async def test_a_cancel_between_two_parallel_calls_keeps_the_one_that_is_finishe
         assert [call.call for call in timeline.doubts] == ["0.0"]
         assert (await Worker(place).recover(both, bench.registry)).status == "cancelled"
     assert bench.entered == {"charge": 1, "email": 1}
+
+
+@pytest.mark.parametrize("state", ["paused", "blocked"])
+async def test_a_worker_that_waits_beside_a_parked_run_ends_once_it_is_cancelled(place: Place, state: str) -> None:
+    bench = Bench(needs_approval=state == "paused")
+
+    async def after(_: str, __: dict[str, object]) -> None:
+        raise RuntimeError("after which nobody knows")
+
+    bench.after = after
+    task = asyncio.ensure_future(Worker(place).run(script(), bench.registry, wait_seconds=600.0))
+    await place.becomes("run", lambda run: run.row.status in (RunStatus.PAUSED, RunStatus.BLOCKED))
+    assert await operator(place).cancel("run", by="ana", why="enough") is True
+    assert (await asyncio.wait_for(task, 20)).status == "cancelled"
+    assert await operator(place).cancel("run", by="ana", why="enough") is False
+
+
+class Waited(Delegate):
+    """A worker beside the run hears a message at once, and acts on it before its sender does anything more."""
+
+    def __init__(self, place: Place, bench: Bench) -> None:
+        super().__init__(place.open())
+        self.place, self.bench = place, bench
+
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        answer = await super().post(run_id, message)
+        assert (await Worker(self.place).recover(script(), self.bench.registry)).status == "cancelled"
+        return answer
+
+
+async def test_a_cancel_that_a_worker_carried_out_meanwhile_is_one_that_did(place: Place) -> None:
+    bench = await bring_to(place, "paused")
+    waited = Runs(Waited(place, bench), checkpoint_key=KEY)
+    assert await waited.cancel("run", by="ana", why="enough") is True
+    assert (await operator(place).show("run")).timeline.cancelled == {"by": "ana", "why": "enough"}
 
 
 async def test_of_two_who_cancel_at_once_one_did(place: Place) -> None:

@@ -17,13 +17,15 @@ from agent_runtime.errors import (
     NotInDoubt,
     RecoveryNeedsDecision,
     SettlementRefused,
+    StoreUnavailable,
     Unrecordable,
 )
 from agent_runtime.ids import RunId
-from agent_runtime.inbox import MessageKind, read_inbox, write_message
-from agent_runtime.journal.records import NO_OWNER, RunStatus
+from agent_runtime.inbox import MessageKind, write_message
+from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredMessage
 from agent_runtime.journal.seal import sealer_for
 from agent_runtime.journal.states import CallState
+from agent_runtime.journal.store import Answer
 from agent_runtime.testing.manual_clock import ManualClock
 from agent_runtime.tools import ToolRegistry
 from tests.bench import (
@@ -31,6 +33,7 @@ from tests.bench import (
     RING,
     Asked,
     Bench,
+    Delegate,
     Killed,
     NoHeartbeat,
     Place,
@@ -327,6 +330,19 @@ async def test_a_settlement_of_a_run_that_is_worked_is_left_to_its_worker(place:
     assert bench.entered["charge"] == 1
 
 
+async def test_a_worker_that_waits_beside_a_blocked_run_goes_on_once_it_is_settled(place: Place) -> None:
+    bench = Bench()
+
+    async def after(_: str, __: dict[str, object]) -> None:
+        raise RuntimeError("after which nobody knows")
+
+    bench.after = after
+    task = asyncio.ensure_future(Worker(place).run(script(), bench.registry, wait_seconds=600.0))
+    await place.becomes("run", lambda run: run.row.status == RunStatus.BLOCKED)
+    assert await settle(place, Outcome.done("paid"))
+    assert results_in(transcript(await asyncio.wait_for(task, 20))) == ["paid"]
+
+
 async def test_who_is_overtaken_by_another_settlement_of_a_run_that_is_worked_is_told_by_whom(place: Place) -> None:
     said = {"call": "0", "attempt": 1, "how": "done", "by": "ben", "why": "saw it", "ending": {"result": 1}}
     message = write_message(sealer_for(RING, tenant="", run_id="run"), MessageKind.SETTLE, said)
@@ -356,6 +372,13 @@ async def test_a_call_that_its_own_worker_knows_to_be_done_is_not_settled_as_any
     assert await settle(place, Outcome.done("paid"))
 
 
+class Mute(Delegate):
+    """A store that takes no message."""
+
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        raise StoreUnavailable("it does not answer")
+
+
 async def test_the_messages_that_came_before_a_settlement_still_wake_the_run(place: Place) -> None:
     asked: list[Asked] = [("charge", {"amount": 1}), ("email", {"to": "ana"})]
     bench, both = Bench(), Script(asked, "done")
@@ -370,10 +393,10 @@ async def test_the_messages_that_came_before_a_settlement_still_wake_the_run(pla
     sealer = sealer_for(RING, tenant="", run_id="run")
     said = {"call": "0.1", "attempt": 1, "how": "done", "by": "ben", "why": "saw it", "ending": {"result": "sent"}}
     await place.open().post(RunId("run"), write_message(sealer, MessageKind.SETTLE, said))
-    await settle(place, Outcome.done("paid"), "0.0")
+    mute = Runs(Mute(place.open()), checkpoint_key=KEY)
+    assert await mute.settle("run", "0.0", Outcome.done("paid"), **SAID), "it is recorded, whether or not anybody hears of it"
     run = await place.load("run")
     assert (run.row.status, run.row.wake_at is not None) == (RunStatus.BLOCKED, True)
-    assert len(await read_inbox(place.open(), RING, tenant="", run_id=RunId("run"))) == 1
     bench.after = Bench().after
     assert (await Worker(place).recover(both, bench.registry)).status == "done"
     assert bench.effects == 2

@@ -4,7 +4,8 @@ Rules of this file:
 
 * While the run's owner may be alive nothing is written to its journal: a message is left to it. A verdict is always left to
   whoever has the tools; here it is checked as far as that can be done without them.
-* Else the run is claimed, written and given back in one append, which lands only on what was read and verified.
+* Else the run is claimed, written and given back in one append, which lands only on what was read and verified. The message
+  is left all the same: a worker may wait beside a run that it gave back, and hears of nothing else.
 * What somebody else said first stands: whoever says another thing is told so, and by whom.
 * A run that has ended takes a settlement and nothing else, and stays as it is. Nothing leads out of quarantine but a release
   or a cancel.
@@ -12,6 +13,7 @@ Rules of this file:
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from agent_runtime import codec
@@ -34,6 +36,7 @@ from agent_runtime.errors import (
     NotInDoubt,
     RunQuarantined,
     SettlementRefused,
+    StoreUnavailable,
     VerdictRefused,
 )
 from agent_runtime.ids import RunId, is_reply
@@ -137,19 +140,28 @@ async def release(backing: Backing, run_id: RunId, *, by: str, admit: Admit) -> 
 async def cancel(backing: Backing, run_id: RunId, *, by: str, why: str, admit: Admit) -> bool:
     """End a run, or tell its living worker to. False, and no change, where it has ended or was told so already."""
     word = Cancel(require_text("by", by), require_text("why", why))
+    is_left = False
 
     async def write(found: Found) -> bool:
+        nonlocal is_left
         if found.status.is_final:
-            return False
+            return is_left and _ended_by_worker(found, word)
         first = find_cancel((await found.case(backing)).messages)
+        if first is None:
+            await _leave(backing, run_id, MessageKind.CANCEL, word._asdict())  # a worker that waits beside the run hears it
+            is_left = True
         if _is_held(found):
-            if first is None:
-                await _leave(backing, run_id, MessageKind.CANCEL, word._asdict())
-            return first is None
+            return is_left
         await _by_claim(backing, found, "cancel", lambda journal: _note_cancel(journal, first or word))
         return True
 
     return await _once_it_stands(backing, run_id, admit, write, "cancelled")
+
+
+def _ended_by_worker(found: Found, word: Cancel) -> bool:
+    """Whether a worker that was told so ended the run, and nobody else from outside."""
+    said = {} if found.history.cancelled is None else codec.decode(found.history.cancelled.body)
+    return (said.get("by"), said.get("why")) == word and "claim" not in said
 
 
 def _note_cancel(journal: Journal, word: Cancel) -> None:
@@ -232,6 +244,8 @@ async def settle(backing: Backing, run_id: RunId, call: str, settling: Settling,
             return False
         else:
             await _by_claim(backing, found, "settlement", lambda journal: _note_settled(journal, found, said))
+            with suppress(Fenced, StoreUnavailable):  # it is recorded; a worker that waits beside the run is to hear of it
+                await _leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said))
         return True
 
     return await _once_it_stands(backing, run_id, admit, write, "settled")
