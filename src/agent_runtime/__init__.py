@@ -10,7 +10,7 @@ approvals    what a person is asked before a call goes out, and what they answer
 settlements  how a call in doubt is settled
 executor     one tool call: check, intent, act, confirm
 testing/     the store contract, the crash sweep, faulty stores, a scripted model, a clock to move
-runs         operating runs: list, show, release, verify
+runs         operating runs: list, show, answer, settle, cancel, release, delete, verify
 supervisor   starts a worker on every run whose worker died; `python -m agent_runtime.supervisor`
 mock/        the two remotes of the provisioning agent
 provision    `python -m agent_runtime`: the agent that shows it all
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
         InvalidRunId,
         InvalidSetting,
         KeyConflict,
+        NotInDoubt,
         NotSent,
         RecoveryNeedsDecision,
+        SettlementRefused,
         StepLimitReached,
         StoreRefused,
         StoreUnavailable,
@@ -73,8 +75,9 @@ _HOMES = {
     "errors": (
         "AgentRuntimeError", "CallFailed", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt",
         "FlowError", "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict",
-        "NotSent", "RecoveryNeedsDecision", "RunQuarantined", "StepLimitReached", "StoreRefused", "StoreUnavailable",
-        "ToolDefinitionError", "ToolError", "UnknownKey", "UnknownTool", "Unrecordable", "VerdictRefused",
+        "NotInDoubt", "NotSent", "RecoveryNeedsDecision", "RunQuarantined", "SettlementRefused", "StepLimitReached",
+        "StoreRefused", "StoreUnavailable", "ToolDefinitionError", "ToolError", "UnknownKey", "UnknownTool", "Unrecordable",
+        "VerdictRefused",
     ),
     "events": ("Event", "Sink"),
     "executor": ("Executor",),
@@ -100,10 +103,11 @@ __all__ = [
     "AgentRuntimeError", "ApprovalRequest", "Call", "CallFailed", "CheckpointConflict", "CheckpointNotFound",
     "CheckpointStoreCorrupt", "Doubt", "Event", "Executor", "Flow", "FlowError", "FlowResult", "FlowRunner", "HistorySink",
     "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict", "KeyRing",
-    "LogSink", "LoopResult", "Message", "Model", "NodeError", "NodeRun", "NotSent", "Outcome", "RecoveryNeedsDecision",
-    "Reply", "Rerun", "RunContext", "RunQuarantined", "Runs", "Sink", "StepLimitReached", "StoreRefused", "StoreUnavailable",
-    "ToolCall", "ToolDefinitionError", "ToolError", "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable",
-    "Verdict", "VerdictRefused", "__version__", "append", "extend", "idempotency_key", "recover_tool_loop", "run_tool_loop",
+    "LogSink", "LoopResult", "Message", "Model", "NodeError", "NodeRun", "NotInDoubt", "NotSent", "Outcome",
+    "RecoveryNeedsDecision", "Reply", "Rerun", "RunContext", "RunQuarantined", "Runs", "SettlementRefused", "Sink",
+    "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall", "ToolDefinitionError", "ToolError", "ToolRegistry",
+    "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "Verdict", "VerdictRefused", "__version__", "append", "extend",
+    "idempotency_key", "recover_tool_loop", "run_tool_loop",
 ]  # fmt: skip
 
 

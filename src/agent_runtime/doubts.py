@@ -141,7 +141,7 @@ class Decider:
     async def _settle(self, case: Case, life: CallLife, now_ms: int) -> "_Settled":
         asked = read_asked(life.asked)
         tool = self._registry.find(asked.tool)
-        said = _late(case, life) or _posted(case, life, now_ms)
+        said = find_late(case, life) or find_settlement(case, life, now_ms)
         if said is not None:
             return _by(said)
         if tool is not None and may_repeat(tool, life, case.records, case.row, now_ms):
@@ -243,7 +243,7 @@ def check_request(case: Case, verdict: Verdict, life: CallLife | None) -> Approv
     return request
 
 
-def _late(case: Case, life: CallLife) -> Said | None:
+def find_late(case: Case, life: CallLife) -> Said | None:
     """The result that the call's own worker left when it had lost the run: for this very attempt, under its epoch."""
     opened = case.records[0].seal.hex()
     wanted = {"call": life.call, "attempt": life.attempts, "epoch": life.epoch, "opened": opened}
@@ -257,7 +257,7 @@ def _late(case: Case, life: CallLife) -> Said | None:
     return None
 
 
-def _posted(case: Case, life: CallLife, now_ms: int) -> Said | None:
+def find_settlement(case: Case, life: CallLife, now_ms: int) -> Said | None:
     """The first settlement of this attempt that somebody posted, and that holds."""
     for message in case.messages:
         said = said_from_plain(message.body) if message.kind is MessageKind.SETTLE else None
