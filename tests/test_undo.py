@@ -10,20 +10,20 @@ from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import (
     CheckpointConflict,
     CheckpointNotFound,
+    IdentityMismatch,
     InvalidSetting,
     RecoveryNeedsDecision,
     StepLimitReached,
     ToolError,
     UnknownTool,
 )
-from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RecordKind
-from agent_runtime.run import Backing
+from agent_runtime.run import RunContext
+from agent_runtime.runs import Runs
 from agent_runtime.tools import ToolRegistry, idempotency_key
-from agent_runtime.undo import UndoResult, undo_run
-from tests.bench import RING, Asked, Killed, Place, Remote, Script, Worker
+from agent_runtime.undo import UndoResult
+from tests.bench import KEY, RING, Asked, Killed, Place, Remote, Script, Worker
 
-RUN = RunId("run")
 FEES: list[Asked] = [("pay", {"amount": 1}), ("book", {"seat": "4a"}), ("look", {"name": "x"})]
 MORE: list[Asked] = [("pay", {"amount": 2})]
 
@@ -73,7 +73,8 @@ async def failed(place: Place, shop: Shop) -> None:
 
 async def take_back(place: Place, shop: Shop, **options: Any) -> UndoResult:
     said = {"by": "ana", "why": "the order was wrong", **options}
-    return await undo_run(Backing(Worker(place), RING), RUN, said.pop("registry", shop.registry), **said)
+    runs = Runs(Worker(place), checkpoint_key=RING, registry=said.pop("registry", shop.registry))
+    return await runs.undo("run", **said)
 
 
 async def test_finished_calls_are_taken_back_in_reverse_under_their_keys_with_undo_behind(place: Place) -> None:
@@ -141,11 +142,12 @@ async def test_a_run_that_has_not_come_to_nothing_is_not_taken_back(place: Place
     await Worker(place).run(Script(MORE, "done"), shop.registry)
     with pytest.raises(CheckpointConflict, match="run 'run' is done; only a failed or a cancelled run"):
         await take_back(place, shop)
+    runs = Runs(Worker(place), checkpoint_key=KEY, registry=shop.registry)
     with pytest.raises(CheckpointNotFound):
-        await undo_run(Backing(Worker(place), RING), RunId("other"), shop.registry, by="ana", why="x")
+        await runs.undo("other", by="ana", why="x")
     await Worker(place).killed_at(CrashPoint.AFTER_CALL).run_and_die(Script(MORE, "done"), shop.registry, "cut")
     with pytest.raises(CheckpointConflict, match="is running"):
-        await undo_run(Backing(Worker(place), RING), RunId("cut"), shop.registry, by="ana", why="x")
+        await runs.undo("cut", by="ana", why="x")
     assert [tool for tool, _ in shop.done()] == ["pay", "pay"]
 
 
@@ -164,3 +166,19 @@ async def test_a_tool_that_is_not_there_stops_an_undo_before_it_does_anything(pl
     with pytest.raises(UnknownTool, match="pay"):
         await take_back(place, shop, registry=ToolRegistry())
     assert len(shop.done()) == 3
+
+
+async def test_without_tools_and_for_another_identity_nothing_is_taken_back(place: Place) -> None:
+    shop = Shop()
+    ana = RunContext(user="ana", principal="shop")
+    with pytest.raises(StepLimitReached):
+        await Worker(place).run(Script(MORE, MORE), shop.registry, max_steps=1, ctx=ana)
+    runs = Runs(Worker(place), checkpoint_key=KEY)
+    with pytest.raises(InvalidSetting, match="needs their tools"):
+        await runs.undo("run", by="ana", why="x")
+    with pytest.raises(IdentityMismatch):
+        await runs.for_context(RunContext(user="ben")).undo("run", by="ben", why="x", registry=shop.registry)
+    assert len(shop.done()) == 1
+    result = await runs.for_context(ana).undo("run", by="ana", why="x", registry=shop.registry)
+    assert (result.holds, len(shop.done())) == (True, 2)
+    assert await runs.undo("run", by="ops", why="x", registry=shop.registry) == result

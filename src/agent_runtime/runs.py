@@ -21,6 +21,7 @@ from typing import TypeAlias
 from agent_runtime import codec, outside
 from agent_runtime.approvals import ApprovalRequest, MayApprove, Verdict, request_of
 from agent_runtime.clock import moment
+from agent_runtime.doubts import RerunInDoubt
 from agent_runtime.errors import (
     CheckpointConflict,
     CheckpointNotFound,
@@ -41,6 +42,7 @@ from agent_runtime.run import Backing, RunContext, prefix_of
 from agent_runtime.settlements import Settling
 from agent_runtime.timeline import Call, Timeline, read_timeline
 from agent_runtime.tools import ToolRegistry
+from agent_runtime.undo import UndoResult, undo_run
 
 PAGE = 100
 MOST_LISTED = 1000
@@ -252,6 +254,29 @@ class Runs:
         doubt: what is known of that call would be gone too.
         """
         await outside.delete(self._backing, check_run_id(run_id), by=by, force=force, admit=self._admit)
+
+    async def undo(
+        self,
+        run_id: str,
+        *,
+        by: str,
+        why: str,
+        registry: ToolRegistry | None = None,
+        rerun_in_doubt: RerunInDoubt = False,
+    ) -> UndoResult:
+        """Take back what a failed or cancelled run did: its finished calls, the last first, by the `undo=` of their tools.
+
+        It is a run of its own, `RUN/undo`; asking again goes on with it, or gives its result. `CheckpointConflict` where the
+        run has not come to nothing, `RecoveryNeedsDecision` while a call of it, or an undo, is in doubt, `UnknownTool`,
+        and `InvalidSetting` where there are no tools: here, or as the `registry` of these runs.
+        """
+        found = await self._read(run_id)
+        tools = self._door.registry if registry is None else registry
+        if tools is None:
+            raise InvalidSetting("to take calls back needs their tools; pass registry=")
+        return await undo_run(
+            self._backing, found.stored.row.run_id, tools, by=by, why=why, rerun_in_doubt=rerun_in_doubt
+        )  # fmt: skip
 
     # Reading.
 

@@ -62,7 +62,6 @@ async def undo_run(
     *,
     by: str,
     why: str,
-    context: RunContext | None = None,
     rerun_in_doubt: RerunInDoubt = False,
 ) -> UndoResult:
     """Take back the finished calls of a run that failed or was cancelled, the last one first.
@@ -73,9 +72,9 @@ async def undo_run(
     said = {"by": require_text("by", by), "why": require_text("why", why)}
     found = await read_verified(backing, run_id)
     plan = _plan(found, registry)
-    undo = _Undo(backing, run_id, undo_id(run_id), _undo_tools(registry), context, rerun_in_doubt)
+    undo = _Undo(backing, run_id, undo_id(run_id), _undo_tools(registry), found.context, rerun_in_doubt)
     try:
-        await find(backing, undo.undo_id, kind=KIND, context=context)
+        await find(backing, undo.undo_id, kind=KIND, context=found.context)
     except CheckpointNotFound:
         given = {"run": run_id, **said, "calls": plan}
         return await until_decided(partial(undo.start, found, given), undo.go_on, backing, undo.undo_id, 0)
@@ -91,7 +90,7 @@ class _Undo:
         run_id: RunId,
         undo_id: RunId,
         registry: ToolRegistry,
-        context: RunContext | None,
+        context: RunContext,
         rerun: RerunInDoubt,
     ) -> None:
         self.undo_id = undo_id
@@ -103,9 +102,9 @@ class _Undo:
 
     async def start(self, found: Found, given: Mapping[str, object]) -> UndoResult:
         backing = self._backing._replace(namespace=found.opened["namespace"])
-        context = found.context if self._context is None else self._context
         run = start(
-            backing, self.undo_id, kind=KIND, name=found.stored.row.name, context=context, given=given, keys_of=self._run_id
+            backing, self.undo_id, kind=KIND, name=found.stored.row.name, context=self._context, given=given,
+            keys_of=self._run_id,
         )  # fmt: skip
         return await work(run, self._take_back(run))
 
