@@ -18,10 +18,10 @@ KEY_LINES = {
         "3 model calls, 1 charge at the bank",
     ],
     "in_doubt": [
-        "in doubt: send_mail{'to': 'ana', 'text': 'The build is green.'}, key mail-1:0, attempt 1",
-        "in the outbox: []",
-        "after the decision: ['ana: The build is green. [mail-1:0]']",
-        "done - Ana knows.",
+        "done: It was sent to ana. 1 in the outbox",
+        "done: It was sent to ana. 2 in the outbox",
+        "refused: call '0' of run 'mail-3' cannot be settled as not done",
+        "done: It was sent to ana. 3 in the outbox",
     ],
     "refund": [
         "paused: refund {'order': 'B-2', 'amount': 900} waits for a person",
