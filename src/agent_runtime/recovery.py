@@ -172,7 +172,7 @@ async def reopen(
         if found.status is RunStatus.PAUSED and not decisions.has_news:
             await _put_back(backing, found, _next_expiry(decisions.waiting))
             return found
-        if found.status is RunStatus.BLOCKED and decisions.undecided and not decisions.records and decisions.cancel is None:
+        if found.status is RunStatus.BLOCKED and found.stored.row.owner == NO_OWNER and decisions.changes_nothing:
             await _put_back(backing, found, decisions.wake_at)
             raise RecoveryNeedsDecision(run_id, decisions.undecided)
         try:
@@ -206,7 +206,7 @@ async def release(backing: Backing, run_id: RunId, *, by: str) -> bool:
         found = await read_verified(backing, run_id)
         if found.status is not RunStatus.QUARANTINED:
             return False
-        journal = _claiming(backing, found, "release", take_over=False)
+        journal = claiming(backing, found, "release", take_over=False)
         told_apart = journal.owner.hex()  # the row will name no owner, and two who write the very same would both be right
         journal.note(RecordKind.RELEASED, body=codec.encode({"why": "release", "by": by, "claim": told_apart}))
         journal.attempts = 0
@@ -221,8 +221,8 @@ async def release(backing: Backing, run_id: RunId, *, by: str) -> bool:
     raise CheckpointConflict(f"run {run_id!r} changed each time it was to be released; try again later")
 
 
-def _claiming(backing: Backing, found: Found, why: str, *, take_over: bool) -> Journal:
-    """A journal whose first append claims the run as it was found."""
+def claiming(backing: Backing, found: Found, why: str, *, take_over: bool, gone_before: tuple[int, ...] = ()) -> Journal:
+    """A journal whose first append claims the run as it was found; `why` is recorded, and which older owners are gone."""
     row = found.stored.row
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id)
     journal = Journal(
@@ -239,7 +239,8 @@ def _claiming(backing: Backing, found: Found, why: str, *, take_over: bool) -> J
             journal.reseal(found.stored.checkpoint)
     is_owner_gone = row.owner != NO_OWNER and is_dead(found.mark, row.owner)
     journal.opened_seal = found.stored.records[0].seal
-    journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, why, is_owner_gone=is_owner_gone))
+    body = claimed_body(own_mark().pid, why, is_owner_gone=is_owner_gone, gone_before=gone_before)
+    journal.note(RecordKind.CLAIMED, body=b'%b,"heard":%d}' % (body[:-1], row.updated_at))
     return journal
 
 
@@ -247,11 +248,15 @@ async def _claim(
     backing: Backing, found: Found, decisions: Decisions, lives: dict[str, CallLife], *, take_over: bool
 ) -> Run | None:
     """The run, claimed and written with what was decided; None where that ended it."""
-    journal = _claiming(backing, found, "take over" if take_over else "recovery", take_over=take_over)
+    why = "take over" if take_over else "recovery"
+    journal = claiming(backing, found, why, take_over=take_over, gone_before=tuple(decisions.gone))
+    attempts = journal.attempts
     for kind, call, attempt, body in decisions.records:
         journal.note(RecordKind(kind), call, attempt, body)
         record = StoredRecord(journal.number, journal.epoch, kind, call, attempt, body, NO_SEAL)
         live_on(journal.run_id, found.history.lives, record, read_settled)
+    if not decisions.is_progress:
+        journal.attempts = attempts
     run = Run(backing, journal, opened=found.opened, lives=lives, recovering=True)
     try:
         if decisions.cancel is not None:

@@ -5,14 +5,15 @@ Rules of this file:
 * A settlement names the call and the attempt that it is about, who says so and why. It is a sealed record.
 * *Done* is believed at once: the remote knows. *Rerun* is a permission, and is somebody's to give.
 * *It did not happen* is believed only when that attempt can no longer take effect: it is over, and what it may have sent
-  has had the time that its tool declares. A worker that is frozen may still send.
+  has had the time that its tool declares, counted from when it is known to be over: it may have sent at its very end. A
+  worker that is frozen may still send. Who was asked before that saw what may still change, and has to be asked again.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime import codec
-from agent_runtime.errors import CheckpointStoreCorrupt, InvalidSetting
+from agent_runtime.errors import CheckpointStoreCorrupt, InvalidSetting, Unrecordable
 from agent_runtime.journal.records import NO_OWNER, RecordKind, StoredRecord, StoredRow
 from agent_runtime.journal.replay import CallLife, Settled
 from agent_runtime.journal.states import Settlement
@@ -47,6 +48,9 @@ class Rerun(NamedTuple):
 
 Settling: TypeAlias = "Outcome | Rerun"
 
+OUTCOMES = (Settlement.DONE, Settlement.NOT_DONE)
+"""What an outcome that is known may be."""
+
 
 class Said(NamedTuple):
     """Somebody's settlement of one attempt at a call."""
@@ -65,7 +69,7 @@ def say(call: str, attempt: int, settling: object, *, by: object, why: object) -
     by, why = require_text("by", by), require_text("why", why)
     if isinstance(settling, Rerun):
         return Said(call, attempt, Settlement.RERUN, by, why)
-    if not isinstance(settling, Outcome) or settling.how is None:
+    if not isinstance(settling, Outcome) or settling.how not in OUTCOMES:
         raise InvalidSetting(f"a call is settled by Outcome.done(…), Outcome.not_done() or Rerun(), found {settling!r}")
     ending = b'{"result":' + codec.encode(settling.result) + b"}" if settling.how is Settlement.DONE else b""
     return Said(call, attempt, settling.how, by, why, ending)
@@ -89,14 +93,53 @@ def read_settled(body: bytes) -> Settled:
     """What a `settled` record says; `CheckpointStoreCorrupt` where that cannot be read."""
     try:
         plain = codec.decode(body)
-        ending = plain.get("ending")
-        return Settled(Settlement(plain["how"]), b"" if ending is None else codec.encode_checked(ending))
+        how, ending = Settlement(plain["how"]), read_ending_form(plain.get("ending"))
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointStoreCorrupt(f"a settlement cannot be read: {error!r}") from error
+    if (ending is not None) is not (how is Settlement.DONE):
+        raise CheckpointStoreCorrupt("a settlement cannot be read: what was done has an ending, and nothing else has one")
+    return Settled(how, ending or b"")
 
 
-def said_to_plain(said: Said) -> dict[str, object]:
-    """A settlement as a message holds it."""
+def read_ending_form(plain: object) -> bytes | None:
+    """The body of a `done` record that plain data stands for: one result, or one error; None where it is neither."""
+    if not isinstance(plain, dict) or len(plain) != 1:
+        return None
+    if "result" in plain:
+        return b'{"result":' + codec.encode(plain["result"]) + b"}"
+    error = plain.get("error")
+    if not isinstance(error, dict) or not all(type(error.get(name)) is str for name in ("type", "message")):
+        return None
+    return codec.encode({"error": {"type": error["type"], "message": error["message"]}})
+
+
+def result_body(shape: codec.Shape, value: object) -> bytes:
+    """The `done` body of a result that somebody else than the tool gives: of its declared type, or plain data that fits it.
+
+    `Unrecordable` where it is neither.
+    """
+    try:
+        data = shape.encode(value)
+    except Unrecordable:
+        if shape.is_plain:
+            raise
+        data = shape.encode(_as_declared(shape, codec.encode(value)))
+    return b'{"result":' + data + b"}"
+
+
+def _as_declared(shape: codec.Shape, data: bytes) -> object:
+    try:
+        return shape.decode(data)
+    except Exception as error:  # of a type's own validators, too
+        raise Unrecordable("$", f"plain data that is none of its declared type ({error})") from error
+
+
+def said_to_plain(said: Said, *, drained: bool = False) -> dict[str, object]:
+    """A settlement as a message holds it.
+
+    `drained`: whoever posts it knows, by `drain_of`, that the attempt can no longer take effect. Without that nobody
+    believes that it did not happen, however long the message lies there: what it tells was seen too soon.
+    """
     plain: dict[str, object] = {
         "call": said.call,
         "attempt": said.attempt,
@@ -104,18 +147,27 @@ def said_to_plain(said: Said) -> dict[str, object]:
         "by": said.by,
         "why": said.why,
     }
+    if drained:
+        plain["drained"] = True
     return {**plain, "ending": codec.decode(said.ending)} if said.ending else plain
 
 
 def said_from_plain(plain: dict[str, Any]) -> Said | None:
     """The settlement that a message holds, if it holds one."""
+    texts = [plain.get(name) for name in ("call", "by", "why")]
     try:
-        ending = b"" if plain.get("ending") is None else codec.encode(plain["ending"])
-        how = Settlement(plain["how"])
-        said = Said(str(plain["call"]), int(plain["attempt"]), how, str(plain["by"]), str(plain["why"]), ending)
-    except (KeyError, ValueError, TypeError):
+        how, ending = Settlement(plain.get("how")), read_ending_form(plain.get("ending"))
+    except (ValueError, Unrecordable):
         return None
-    return said if bool(said.ending) is (how is Settlement.DONE) else None
+    attempt = plain.get("attempt")
+    if type(attempt) is not int or not all(type(text) is str for text in texts):
+        return None
+    if (ending is not None) is not (how is Settlement.DONE):
+        return None
+    if how is Settlement.NOT_DONE and plain.get("drained") is not True:
+        return None
+    call, by, why = map(str, texts)
+    return Said(call, attempt, how, by, why, ending or b"")
 
 
 # The drain.
@@ -143,6 +195,8 @@ class Drain(NamedTuple):
 
     why: str = ""
     until_ms: int | None = None
+    news: int | None = None
+    """An epoch whose worker is gone, which no record says yet: the time counts from the record that says so."""
 
     @property
     def is_over(self) -> bool:
@@ -152,34 +206,45 @@ class Drain(NamedTuple):
 def drain_of(life: CallLife, row: StoredRow, records: Sequence[StoredRecord], now_ms: int) -> Drain:
     """Whether the latest attempt at a call is over and drained. `now_ms` is the store's time.
 
-    Its intent was durable when the row was last written, by the store's clock, and began when its worker says: the later
-    of the two counts, so that no clock that goes wrong makes the wait shorter.
+    No worker's clock counts: the attempt was over when the row was last written, by the store's clock, where a record
+    says so; where none does, it is known to be over now.
     """
-    if not is_over(life, row, records):
+    said = _is_said_over(life, records)
+    if not said and not _is_seen_over(life, row, records):
         return Drain("its worker is not known to be gone, and may still send; a frozen one would")
-    asked = read_asked(life.asked)
-    if not asked.settles_ms:
+    settles_ms = read_asked(life.asked).settles_ms
+    until = (row.updated_at if said else now_ms) + settles_ms
+    if not settles_ms or (said and now_ms >= until):
         return Drain()
-    until = max(asked.at_ms, row.updated_at) + asked.settles_ms
-    if now_ms >= until:
-        return Drain()
-    return Drain(f"what it sent may still take effect for {(until - now_ms) / 1000:.0f} s", until)
+    why = f"what it sent may still take effect for {(until - now_ms) / 1000:.0f} s"
+    return Drain(why, until, None if said else life.epoch)
 
 
 def is_over(life: CallLife, row: StoredRow, records: Sequence[StoredRecord]) -> bool:
     """Whether the code of the latest attempt runs no more: its worker said so, or its process is known to be gone."""
-    epoch = life.epoch
-    of_epoch = [record for record in records if record.epoch == epoch]
-    if any(record.kind in _LEFT and not codec.decode(record.body).get("threads") for record in of_epoch):
-        return True
-    later = next((record for record in records if record.kind == RecordKind.CLAIMED and record.epoch > epoch), None)
-    if later is not None and codec.decode(later.body).get("gone"):
-        return True
-    claimed = next((record for record in of_epoch if record.kind == RecordKind.CLAIMED), None)
+    return _is_said_over(life, records) or _is_seen_over(life, row, records)
+
+
+def _is_said_over(life: CallLife, records: Sequence[StoredRecord]) -> bool:
+    """Whether a record says so: that of its own worker, or of one that found it gone."""
+    for record in records:
+        if record.epoch == life.epoch and record.kind in _LEFT and not codec.decode(record.body).get("threads"):
+            return True
+        if record.epoch > life.epoch and record.kind == RecordKind.CLAIMED:
+            claimed = codec.decode(record.body)
+            if life.epoch in claimed.get("gone_before", ()) or (record.epoch == life.epoch + 1 and claimed.get("gone")):
+                return True
+    return False
+
+
+def _is_seen_over(life: CallLife, row: StoredRow, records: Sequence[StoredRecord]) -> bool:
+    """Whether the process of its worker is gone, as this one can see."""
+    kind = RecordKind.CLAIMED
+    claimed = next((record for record in records if record.epoch == life.epoch and record.kind == kind), None)
     mark = None if claimed is None else read_mark(claimed.body)
     if mark is None:
         return False
-    return is_dead(mark, row.owner) if row.epoch == epoch and row.owner != NO_OWNER else _is_gone(mark)
+    return is_dead(mark, row.owner) if row.epoch == life.epoch and row.owner != NO_OWNER else _is_gone(mark)
 
 
 _LEFT = frozenset({int(RecordKind.RELEASED), int(RecordKind.QUARANTINED), int(RecordKind.ENDED)})

@@ -29,8 +29,12 @@ class CallLife:
     attempts: int = 0
     asked: bytes = b""
     """The body of the latest `started`."""
+    first_asked: bytes = b""
+    """The body of the first `started`: from then on the remote may know the call's key."""
     ended: bytes = b""
     """The body of the ending: of `done`, or of the `settled` that closed the call."""
+    is_settled: bool = False
+    """Whether that was a `settled`: somebody else than the tool says what it gave."""
     unrecordable: int = 0
     """How many attempts ended in a result that could not be stored."""
     epoch: int = 0
@@ -125,6 +129,7 @@ def live_on(run_id: str, lives: dict[str, CallLife], record: StoredRecord, settl
     _take(life, record, state)
     if state is CallState.DONE:
         life.ended = record.body if settled is None else settled.ending
+        life.is_settled = settled is not None
 
 
 def _take(life: CallLife, record: StoredRecord, state: CallState) -> None:
@@ -132,6 +137,7 @@ def _take(life: CallLife, record: StoredRecord, state: CallState) -> None:
     match record.kind:
         case RecordKind.STARTED:
             life.attempts, life.asked, life.epoch = record.attempt, record.body, record.epoch
+            life.first_asked = life.first_asked or record.body
         case RecordKind.UNRECORDABLE:
             life.unrecordable += 1
         case RecordKind.PENDING:
