@@ -149,7 +149,7 @@ class Decider:
             waiting=[life for life in case.history.waiting() if life.call not in closed],
             can_ask=self._can_ask,
             wake_at=min(times) if times and not untimed else None,
-            gone=sorted({each.gone for each in settled if each.gone is not None}),
+            gone=sorted({epoch for each in settled for epoch in each.gone}),
             is_progress=bool(answered) or any(each.is_progress for each in settled),
         )
 
@@ -262,7 +262,7 @@ class _Settled(NamedTuple):
     doubt: Doubt | None = None
     reruns: int = 0
     until_ms: int | None = None
-    gone: int | None = None
+    gone: Sequence[int] = ()
     is_progress: bool = False
 
 

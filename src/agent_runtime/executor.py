@@ -177,6 +177,7 @@ class Executor:
                     await run.reach(CrashPoint.AFTER_CONFIRM, seq_of(call))
                 return read_ending(body, tool)
             await attempts.pause()
+            attempts.check_key()
             arguments = tool.check(attempts.recorded_args)  # fresh ones: the attempt before may have changed its own
 
 
@@ -226,8 +227,8 @@ class _Attempts:
     """The attempts at one call, until one of them ends it or leaves it in doubt."""
 
     __slots__ = (
-        "asked", "attempt", "began", "call", "ends", "first_ms", "is_started", "key", "recorded_args", "run", "siblings",
-        "started_ms", "tool", "tries_left", "unrecordable",
+        "asked", "attempt", "began", "call", "ends", "first_ms", "is_started", "is_unsure", "key", "recorded_args", "run",
+        "siblings", "started_ms", "tool", "tries_left", "unrecordable",
     )  # fmt: skip
 
     def __init__(
@@ -250,17 +251,12 @@ class _Attempts:
         self.is_started = passed is not None and passed.is_started
         self.began = 0.0
         self.started_ms = 0
+        self.is_unsure = life is not None and (life.is_unsure or life.state in IN_DOUBT)
         self.first_ms = read_asked(life.first_asked).at_ms if life is not None and life.first_asked else None
-        if passed is not None:
-            self.attempt = passed.attempts - self.is_started
-            self.unrecordable = 0 if life is None else life.unrecordable
-            self.tries_left = max(1, tool.attempts - self.attempt)
-        elif life is None:
-            self.attempt = self.unrecordable = 0
-            self.tries_left = tool.attempts
-        else:
-            self.attempt, self.unrecordable = life.attempts, life.unrecordable
-            self.tries_left = max(1, tool.attempts - self.attempt)
+        on_record = 0 if life is None else life.attempts
+        self.attempt = on_record if passed is None else passed.attempts - self.is_started
+        self.unrecordable = 0 if life is None else life.unrecordable
+        self.tries_left = max(1, tool.attempts - self.attempt)
         if life is not None and life.asked and not life.asked.startswith(self.asked):
             raise CheckpointStoreCorrupt(
                 f"run {run.run_id!r}: call {call} was asked with other arguments than its decision holds; nothing was run"
@@ -291,6 +287,9 @@ class _Attempts:
 
     async def without_ending(self, outcome: Came, trouble: Unrecordable | None) -> bytes | None:
         """What to record of an attempt that has not ended its call; None where it is to be tried again."""
+        if isinstance(outcome, Unsent) and self.is_unsure:
+            outcome = Unknown(f"nothing went out this time, yet it may have before: {outcome.error}", outcome.error)
+        self.is_unsure = self.is_unsure or not isinstance(outcome, Unsent)
         match outcome:
             case Returned():
                 assert trouble is not None, "what was returned is recorded, or cannot be"
@@ -304,13 +303,12 @@ class _Attempts:
                 return None
             case Unknown(why, error, on_thread):
                 self._announce_doubt(why)
-                may_rerun = self._may_repeat()
+                may_rerun = self._may_repeat(later=self._next_pause())
                 if not may_rerun or on_thread or self.tries_left <= 0:
                     can_probe = self.tool.probe is not None and not on_thread
                     doubt = self._doubt(why if may_rerun or not self.tool.rule.may_repeat else f"{why}; {FORGOTTEN}")
-                    raise CallInDoubt(
-                        doubt, error, may_rerun=may_rerun, can_probe=can_probe, pause_seconds=self._next_pause()
-                    )  # fmt: skip
+                    pause = self._next_pause()
+                    raise CallInDoubt(doubt, error, may_rerun=may_rerun, can_probe=can_probe, pause_seconds=pause)
                 return None
             case Answered():
                 raise AssertionError("an answer ends its call")
@@ -326,11 +324,16 @@ class _Attempts:
         if not self._may_repeat() or self.unrecordable >= MOST_UNRECORDABLE:
             raise CallInDoubt(self._doubt(f"it ran, and {error}"), error, can_probe=self.tool.probe is not None)
 
-    def _may_repeat(self) -> bool:
+    def _may_repeat(self, *, later: float = 0.0) -> bool:
         """Whether the tool's rule lets the call run again: not past the time for which the remote knows its key."""
         seconds, first_ms = self.tool.key_seconds, self.first_ms
-        is_known = seconds is None or first_ms is None or self.run.now_ms() - first_ms < seconds * 1000
+        is_known = seconds is None or first_ms is None or self.run.now_ms() - first_ms < (seconds - later) * 1000
         return self.tool.rule.may_repeat and is_known
+
+    def check_key(self) -> None:
+        """Before another attempt, however long the pause took: one that was sent before needs a key that is still known."""
+        if self.is_unsure and self.tool.rule.may_repeat and not self._may_repeat():
+            raise CallInDoubt(self._doubt(FORGOTTEN))
 
     def note_ending(self, body: bytes, outcome: Came) -> bool:
         """The call has ended; whether its record is to be written by itself."""

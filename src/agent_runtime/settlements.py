@@ -191,12 +191,12 @@ def read_asked(body: bytes) -> Asked:
 
 
 class Drain(NamedTuple):
-    """Whether an attempt can no longer take effect: `why` says what stands against it, `until_ms` for how long at most."""
+    """Whether a call can no longer take effect: `why` says what stands against it, `until_ms` for how long at most."""
 
     why: str = ""
     until_ms: int | None = None
-    news: int | None = None
-    """An epoch whose worker is gone, which no record says yet: the time counts from the record that says so."""
+    news: tuple[int, ...] = ()
+    """Epochs whose workers are gone, which no record says yet: the time counts from the record that says so."""
 
     @property
     def is_over(self) -> bool:
@@ -204,47 +204,59 @@ class Drain(NamedTuple):
 
 
 def drain_of(life: CallLife, row: StoredRow, records: Sequence[StoredRecord], now_ms: int) -> Drain:
-    """Whether the latest attempt at a call is over and drained. `now_ms` is the store's time.
+    """Whether all attempts at a call that may have gone out are over and drained. `now_ms` is the store's time.
 
-    No worker's clock counts: the attempt was over when the row was last written, by the store's clock, where a record
+    No worker's clock counts: an attempt was over when the row was last written, by the store's clock, where a record
     says so; where none does, it is known to be over now.
     """
-    said = _is_said_over(life, records)
-    if not said and not _is_seen_over(life, row, records):
-        return Drain("its worker is not known to be gone, and may still send; a frozen one would")
-    settles_ms = read_asked(life.asked).settles_ms
-    until = (row.updated_at if said else now_ms) + settles_ms
-    if not settles_ms or (said and now_ms >= until):
+    until_ms, news = 0, list[int]()
+    for attempt in _open_attempts(life.call, records):
+        is_said = _is_said_over(attempt.epoch, records)
+        if not is_said and not _is_seen_over(attempt.epoch, row, records):
+            return Drain("its worker is not known to be gone, and may still send; a frozen one would")
+        settles_ms = read_asked(attempt.body).settles_ms
+        until_ms = max(until_ms, (row.updated_at if is_said else now_ms) + settles_ms if settles_ms else 0)
+        if settles_ms and not is_said:
+            news.append(attempt.epoch)
+    if now_ms >= until_ms and not news:
         return Drain()
-    why = f"what it sent may still take effect for {(until - now_ms) / 1000:.0f} s"
-    return Drain(why, until, None if said else life.epoch)
+    return Drain(f"what it sent may still take effect for {(until_ms - now_ms) / 1000:.0f} s", until_ms, tuple(news))
 
 
-def is_over(life: CallLife, row: StoredRow, records: Sequence[StoredRecord]) -> bool:
-    """Whether the code of the latest attempt runs no more: its worker said so, or its process is known to be gone."""
-    return _is_said_over(life, records) or _is_seen_over(life, row, records)
-
-
-def _is_said_over(life: CallLife, records: Sequence[StoredRecord]) -> bool:
-    """Whether a record says so: that of its own worker, or of one that found it gone."""
+def _open_attempts(call: str, records: Sequence[StoredRecord]) -> Sequence[StoredRecord]:
+    """The starts of a call of which nobody has said that nothing went out, or that it did not happen."""
+    found: list[StoredRecord] = []
     for record in records:
-        if record.epoch == life.epoch and record.kind in _LEFT and not codec.decode(record.body).get("threads"):
+        if record.call != call:
+            continue
+        if record.kind == RecordKind.STARTED:
+            found.append(record)
+        elif record.kind == RecordKind.UNSENT:
+            found.pop()
+        elif record.kind == RecordKind.SETTLED and read_settled(record.body).how is Settlement.NOT_DONE:
+            found.clear()
+    return found
+
+
+def _is_said_over(epoch: int, records: Sequence[StoredRecord]) -> bool:
+    """Whether a record says that an epoch's worker has stopped: its own, or that of one that found it gone."""
+    for record in records:
+        if record.epoch == epoch and record.kind in _LEFT and not codec.decode(record.body).get("threads"):
             return True
-        if record.epoch > life.epoch and record.kind == RecordKind.CLAIMED:
+        if record.epoch > epoch and record.kind == RecordKind.CLAIMED:
             claimed = codec.decode(record.body)
-            if life.epoch in claimed.get("gone_before", ()) or (record.epoch == life.epoch + 1 and claimed.get("gone")):
+            if epoch in claimed.get("gone_before", ()) or (record.epoch == epoch + 1 and claimed.get("gone")):
                 return True
     return False
 
 
-def _is_seen_over(life: CallLife, row: StoredRow, records: Sequence[StoredRecord]) -> bool:
-    """Whether the process of its worker is gone, as this one can see."""
-    kind = RecordKind.CLAIMED
-    claimed = next((record for record in records if record.epoch == life.epoch and record.kind == kind), None)
+def _is_seen_over(epoch: int, row: StoredRow, records: Sequence[StoredRecord]) -> bool:
+    """Whether the process of an epoch's worker is gone, as this one can see."""
+    claimed = next((record for record in records if record.epoch == epoch and record.kind == RecordKind.CLAIMED), None)
     mark = None if claimed is None else read_mark(claimed.body)
     if mark is None:
         return False
-    return is_dead(mark, row.owner) if row.epoch == life.epoch and row.owner != NO_OWNER else _is_gone(mark)
+    return is_dead(mark, row.owner) if row.epoch == epoch and row.owner != NO_OWNER else _is_gone(mark)
 
 
 _LEFT = frozenset({int(RecordKind.RELEASED), int(RecordKind.QUARANTINED), int(RecordKind.ENDED)})
