@@ -115,9 +115,8 @@ async def _post_once(store: CheckpointStore, run_id: RunId, messages: Sequence[S
                 left.append(message)
             case AnswerKind.FENCED | AnswerKind.MOVED:
                 _log.warning(
-                    "run %r has ended or is gone while this worker still worked call %s of it, which has happened; the call "
-                    "stays in doubt there: settle it as done",
-                    run_id, codec.decode(message.body)["call"],
+                    "run %r has ended or is gone, and takes no late results; its call %s happened: where it is in doubt "
+                    "there, settle it as done", run_id, codec.decode(message.body)["call"],
                 )  # fmt: skip
     return left
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from agent_runtime.crash import CrashPoint
-from agent_runtime.errors import CheckpointStoreCorrupt, KeyConflict, RecoveryNeedsDecision, RunQuarantined
+from agent_runtime.errors import CheckpointStoreCorrupt, Doubt, KeyConflict, RecoveryNeedsDecision, RunQuarantined
 from agent_runtime.ids import MAX_KEY
 from agent_runtime.journal.records import RunStatus
 from agent_runtime.telemetry import HistorySink
@@ -82,14 +83,16 @@ async def test_a_key_that_it_may_have_forgotten_needs_a_decision_and_the_error_s
     workers.jump_wall(skew)
     await die(bank, Worker(place, clock=clock).run(model, bank.registry, clock=workers))
     clock.advance(25 * HOUR)
+    doubts: Sequence[Doubt] = ()
     for _ in range(2):
         error = await error_of(Worker(place, clock=clock).recover(model, bank.registry, clock=clock))
         assert isinstance(error, RecoveryNeedsDecision)
+        doubts = error.doubts
         assert "the remote knows its key for a time only, and may have forgotten it, after 86400 s" in error.doubts[0].why
         assert "key run:0" in str(error)
         assert await status(place) == (RunStatus.BLOCKED, None), "no time helps"
     assert (bank.entered, bank.effects) == (1, 1)
-    result = await Worker(place, clock=clock).recover(model, bank.registry, clock=clock, rerun_in_doubt=error.doubts)
+    result = await Worker(place, clock=clock).recover(model, bank.registry, clock=clock, rerun_in_doubt=doubts)
     assert (result.status, bank.effects) == ("done", 2), "somebody said so, knowing it"
 
 
@@ -168,7 +171,7 @@ async def test_a_stored_failure_that_the_tool_reads_is_the_calls_answer_and_no_a
     assert done["key"] == "run:0"
 
 
-RAISED = {
+RAISED: dict[str, Callable[[], Exception]] = {
     "alone": lambda: KeyConflict("other amounts"),
     "in a group": lambda: ExceptionGroup("tasks", [ValueError("x"), KeyConflict("other amounts")]),
 }
