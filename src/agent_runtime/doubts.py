@@ -37,8 +37,10 @@ from agent_runtime.settlements import (
     OUTCOMES,
     Drain,
     Outcome,
+    Over,
     Said,
     drain_of,
+    hint_ms,
     read_asked,
     read_ending_form,
     result_body,
@@ -89,8 +91,8 @@ class Decisions(NamedTuple):
     """Whether somebody can be asked at once about those that wait."""
     wake_at: int | None = None
     """When what keeps a doubt undecided will have passed by itself."""
-    gone: Sequence[int] = ()
-    """Epochs whose workers were found gone, which no record says yet: from that record on the time of a drain counts."""
+    over: Over | None = None
+    """Whose attempts were found over, which no claim says yet: a drain counts from the claim that does."""
     is_progress: bool = True
     """Whether anything was decided that ends the count of claims that came to nothing; a rule's own word does not."""
 
@@ -102,7 +104,7 @@ class Decisions(NamedTuple):
     @property
     def changes_nothing(self) -> bool:
         """Whether a doubt keeps a blocked run blocked, and nothing is there to be written."""
-        return bool(self.undecided) and not self.records and self.cancel is None and not self.gone
+        return bool(self.undecided) and not self.records and self.cancel is None and self.over is None
 
 
 class Decider:
@@ -149,9 +151,13 @@ class Decider:
             waiting=[life for life in case.history.waiting() if life.call not in closed],
             can_ask=self._can_ask,
             wake_at=min(times) if times and not untimed else None,
-            gone=sorted({epoch for each in settled for epoch in each.gone}),
+            over=await self._seen_over(settled),
             is_progress=bool(answered) or any(each.is_progress for each in settled),
         )
+
+    async def _seen_over(self, settled: Sequence["_Settled"]) -> Over | None:
+        epochs = sorted({epoch for each in settled for epoch in each.over})
+        return Over(epochs, milliseconds(await self._backing.store.now())) if epochs else None
 
     async def post(self, case: Case) -> None:
         """Leave the verdicts that were given to whoever works the run, each checked: `VerdictRefused`."""
@@ -184,7 +190,7 @@ class Decider:
         doubt = make_doubt(
             case.run_id, life.call, case.key(life.call), asked.tool, life.attempts, left.why, asked.args, age_ms
         )
-        return _Settled(doubt=doubt, until_ms=left.until_ms, gone=drain.news)
+        return _Settled(doubt=doubt, until_ms=left.until_ms, over=drain.news)
 
     async def _probe(self, case: Case, tool: Tool, life: CallLife, drain: Drain) -> "Said | _Unsettled":
         """What the remote says of the call; why that does not settle it, and until when.
@@ -262,7 +268,7 @@ class _Settled(NamedTuple):
     doubt: Doubt | None = None
     reruns: int = 0
     until_ms: int | None = None
-    gone: Sequence[int] = ()
+    over: Sequence[int] = ()
     is_progress: bool = False
 
 
@@ -342,7 +348,7 @@ def _first_sent(life: CallLife, records: Sequence[StoredRecord], row: StoredRow)
     first = next(each for each in records if each.call == life.call and each.kind == RecordKind.STARTED)
     later = (each for each in records if each.kind == RecordKind.CLAIMED and each.epoch > first.epoch)
     claimed = next(later, None)
-    heard_ms = row.updated_at if claimed is None else int(codec.decode(claimed.body).get("heard", 0))
+    heard_ms = hint_ms(row) if claimed is None else int(codec.decode(claimed.body).get("heard", 0))
     sent_ms = read_asked(first.body).at_ms
     return min(sent_ms, heard_ms) if heard_ms else sent_ms
 

@@ -82,14 +82,9 @@ def _own_birth(pid: int) -> str:
 
 
 @lru_cache(maxsize=16)
-def claimed_body(pid: int, why: str, *, is_owner_gone: bool = False, gone_before: tuple[int, ...] = ()) -> bytes:
-    """The body of a `claimed` record: who claims, why, and whether the owner before is known to be gone.
-
-    `gone_before`: older epochs whose owners were found gone only now.
-    """
-    gone: dict[str, object] = {"gone": True} if is_owner_gone else {}
-    if gone_before:
-        gone["gone_before"] = list(gone_before)
+def claimed_body(pid: int, why: str, *, is_owner_gone: bool = False) -> bytes:
+    """The body of a `claimed` record: who claims, why, and whether the owner before is known to be gone."""
+    gone = {"gone": True} if is_owner_gone else {}
     return codec.encode({**_mark_of(pid).to_plain(), "why": why, **gone})
 
 

@@ -36,7 +36,7 @@ from agent_runtime.journal.states import CallState
 from agent_runtime.journal.store import Guard
 from agent_runtime.lease import ProcessMark, claimed_body, is_dead, own_mark, seconds_held
 from agent_runtime.run import Backing, Run, RunContext, check_identity
-from agent_runtime.settlements import read_settled
+from agent_runtime.settlements import Over, hint_ms, read_settled
 
 CLAIM_TRIES = 5
 LONGEST_SHOWN_SECONDS = 3_155_760_000.0
@@ -221,8 +221,8 @@ async def release(backing: Backing, run_id: RunId, *, by: str) -> bool:
     raise CheckpointConflict(f"run {run_id!r} changed each time it was to be released; try again later")
 
 
-def claiming(backing: Backing, found: Found, why: str, *, take_over: bool, gone_before: tuple[int, ...] = ()) -> Journal:
-    """A journal whose first append claims the run as it was found; `why` is recorded, and which older owners are gone."""
+def claiming(backing: Backing, found: Found, why: str, *, take_over: bool, over: Over | None = None) -> Journal:
+    """A journal whose first append claims the run as it was found; `why` is recorded, and whose attempts are over."""
     row = found.stored.row
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id)
     journal = Journal(
@@ -239,8 +239,9 @@ def claiming(backing: Backing, found: Found, why: str, *, take_over: bool, gone_
             journal.reseal(found.stored.checkpoint)
     is_owner_gone = row.owner != NO_OWNER and is_dead(found.mark, row.owner)
     journal.opened_seal = found.stored.records[0].seal
-    body = claimed_body(own_mark().pid, why, is_owner_gone=is_owner_gone, gone_before=gone_before)
-    journal.note(RecordKind.CLAIMED, body=b'%b,"heard":%d}' % (body[:-1], row.updated_at))
+    body = claimed_body(own_mark().pid, why, is_owner_gone=is_owner_gone)
+    more = {"heard": hint_ms(row), **({} if over is None else over.to_plain())}
+    journal.note(RecordKind.CLAIMED, body=body[:-1] + b"," + codec.encode(more)[1:])
     return journal
 
 
@@ -249,7 +250,7 @@ async def _claim(
 ) -> Run | None:
     """The run, claimed and written with what was decided; None where that ended it."""
     why = "take over" if take_over else "recovery"
-    journal = claiming(backing, found, why, take_over=take_over, gone_before=tuple(decisions.gone))
+    journal = claiming(backing, found, why, take_over=take_over, over=decisions.over)
     attempts = journal.attempts
     for kind, call, attempt, body in decisions.records:
         journal.note(RecordKind(kind), call, attempt, body)

@@ -190,13 +190,24 @@ def read_asked(body: bytes) -> Asked:
     return Asked(plain["tool"], plain["args"], plain["at"], plain.get("settles", 0))
 
 
+class Over(NamedTuple):
+    """What a claim says of workers before it: the attempts of these epochs are over, and were so by then."""
+
+    epochs: Sequence[int]
+    at_ms: int
+    """The store's time once they were seen to be over: from then on what they sent has the time that it may take."""
+
+    def to_plain(self) -> dict[str, object]:
+        return {"over": list(self.epochs), "over_at": self.at_ms}
+
+
 class Drain(NamedTuple):
     """Whether a call can no longer take effect: `why` says what stands against it, `until_ms` for how long at most."""
 
     why: str = ""
     until_ms: int | None = None
     news: tuple[int, ...] = ()
-    """Epochs whose workers are gone, which no record says yet: the time counts from the record that says so."""
+    """Epochs whose attempts are over, which no claim says yet: a time counts from the claim that says so."""
 
     @property
     def is_over(self) -> bool:
@@ -206,21 +217,27 @@ class Drain(NamedTuple):
 def drain_of(life: CallLife, row: StoredRow, records: Sequence[StoredRecord], now_ms: int) -> Drain:
     """Whether all attempts at a call that may have gone out are over and drained. `now_ms` is the store's time.
 
-    No worker's clock counts: an attempt was over when the row was last written, by the store's clock, where a record
-    says so; where none does, it is known to be over now.
+    No worker's clock counts, and nothing that is not sealed: the time is that of the claim which says that they are over.
     """
     until_ms, news = 0, list[int]()
     for attempt in _open_attempts(life.call, records):
-        is_said = _is_said_over(attempt.epoch, records)
-        if not is_said and not _is_seen_over(attempt.epoch, row, records):
+        if not _is_said_over(attempt.epoch, records) and not _is_seen_over(attempt.epoch, row, records):
             return Drain("its worker is not known to be gone, and may still send; a frozen one would")
         settles_ms = read_asked(attempt.body).settles_ms
-        until_ms = max(until_ms, (row.updated_at if is_said else now_ms) + settles_ms if settles_ms else 0)
-        if settles_ms and not is_said:
+        if not settles_ms:
+            continue
+        over_ms = _over_since(attempt.epoch, records)
+        if over_ms is None:
             news.append(attempt.epoch)
-    if now_ms >= until_ms and not news:
+        until_ms = max(until_ms, settles_ms + (now_ms if over_ms is None else over_ms))
+    if now_ms >= until_ms:
         return Drain()
     return Drain(f"what it sent may still take effect for {(until_ms - now_ms) / 1000:.0f} s", until_ms, tuple(news))
+
+
+def hint_ms(row: StoredRow) -> int:
+    """When the run was last written, by the store's clock; 0 where the row, which is not sealed there, says nothing of use."""
+    return row.updated_at if type(row.updated_at) is int else 0
 
 
 def _open_attempts(call: str, records: Sequence[StoredRecord]) -> Sequence[StoredRecord]:
@@ -245,9 +262,15 @@ def _is_said_over(epoch: int, records: Sequence[StoredRecord]) -> bool:
             return True
         if record.epoch > epoch and record.kind == RecordKind.CLAIMED:
             claimed = codec.decode(record.body)
-            if epoch in claimed.get("gone_before", ()) or (record.epoch == epoch + 1 and claimed.get("gone")):
+            if epoch in claimed.get("over", ()) or (record.epoch == epoch + 1 and claimed.get("gone")):
                 return True
     return False
+
+
+def _over_since(epoch: int, records: Sequence[StoredRecord]) -> int | None:
+    """From when on a claim says that an epoch's attempts are over."""
+    claims = (codec.decode(record.body) for record in records if record.kind == RecordKind.CLAIMED and record.epoch > epoch)
+    return next((claim["over_at"] for claim in claims if epoch in claim.get("over", ())), None)
 
 
 def _is_seen_over(epoch: int, row: StoredRow, records: Sequence[StoredRecord]) -> bool:

@@ -148,7 +148,7 @@ async def test_what_a_frozen_worker_may_have_sent_when_it_was_killed_has_its_tim
         killed_at = monotonic()
         assert "may still take effect" in await stage.recover()
         claim = codec.decode([each for each in (await stage.stored()).records if each.kind == RecordKind.CLAIMED][-1].body)
-        assert claim["gone_before"] == [1]
+        assert claim["over"] == [1]
         wake_at = (await stage.stored()).row.wake_at
         assert wake_at is not None
         while (ended := await stage.recover()) != "letter run:0":
