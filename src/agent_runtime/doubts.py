@@ -26,13 +26,13 @@ from agent_runtime.approvals import (
 )
 from agent_runtime.clock import milliseconds
 from agent_runtime.errors import Doubt, UnknownTool, Unrecordable, VerdictRefused
-from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
+from agent_runtime.ids import RunId, build_key, is_reply
 from agent_runtime.inbox import Cancel, Message, MessageKind, find_cancel, post_message
 from agent_runtime.journal.records import RecordKind, StoredRecord, StoredRow
 from agent_runtime.journal.replay import CallLife, History
 from agent_runtime.journal.seal import Noted, sealer_for
 from agent_runtime.journal.states import CallState, Settlement
-from agent_runtime.run import Backing, RunContext
+from agent_runtime.run import Backing, RunContext, prefix_of
 from agent_runtime.settlements import (
     OUTCOMES,
     Drain,
@@ -74,7 +74,7 @@ class Case(NamedTuple):
 
     def key(self, call: str) -> str:
         """The idempotency key of a call."""
-        return build_key(key_prefix(self.run_id, self.opened["namespace"]), call)
+        return build_key(prefix_of(self.run_id, self.opened), call)
 
 
 class Decisions(NamedTuple):

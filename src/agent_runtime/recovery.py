@@ -25,7 +25,7 @@ from agent_runtime.errors import (
     RecoveryNeedsDecision,
     RunQuarantined,
 )
-from agent_runtime.ids import RunId, build_key, key_prefix
+from agent_runtime.ids import RunId, build_key
 from agent_runtime.inbox import Message, read_inbox
 from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Journal, claim_row, guard_of
@@ -35,7 +35,7 @@ from agent_runtime.journal.seal import open_run, sealer_for
 from agent_runtime.journal.states import CallState
 from agent_runtime.journal.store import Guard
 from agent_runtime.lease import ProcessMark, claimed_body, is_dead, own_mark, seconds_held
-from agent_runtime.run import Backing, Run, RunContext, check_identity
+from agent_runtime.run import Backing, Run, RunContext, check_identity, prefix_of
 from agent_runtime.settlements import Over, hint_ms, read_settled
 
 CLAIM_TRIES = 5
@@ -69,7 +69,7 @@ class Found(NamedTuple):
         """The requests that wait for a verdict, unless the run has ended."""
         if self.status.is_final:
             return ()
-        prefix = key_prefix(self.stored.row.run_id, self.opened["namespace"])
+        prefix = prefix_of(self.stored.row.run_id, self.opened)
         return [
             request_of(self.stored.row.run_id, life, build_key(prefix, life.call)) for life in self.history.waiting()
         ]  # fmt: skip
@@ -370,6 +370,8 @@ def _read_own(run_id: str, history: History) -> tuple[Mapping[str, Any], Process
     try:
         plain = codec.decode(history.opened.body)
         opened = {name: plain[name] for name in ("context", "namespace", "input")}
+        if "keys_of" in plain:
+            opened["keys_of"] = plain["keys_of"]
         RunContext.from_plain(opened["context"])  # whose it is can be read, too
         return opened, ProcessMark.from_plain(codec.decode(history.claimed.body))
     except (KeyError, ValueError, TypeError, RecursionError) as error:

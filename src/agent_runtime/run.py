@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +17,6 @@ from agent_runtime.errors import (
     Fenced,
     IdentityMismatch,
     InvalidSetting,
-    RecoveryNeedsDecision,
     StoreUnavailable,
 )
 from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
@@ -162,7 +161,7 @@ class Run:
         self.lives = lives
         self.is_recovering = recovering
         self.model_requests = 0
-        self._key_prefix = key_prefix(journal.run_id, opened["namespace"])
+        self._key_prefix = prefix_of(journal.run_id, opened)
         self._pending_events: list[tuple[int, str, Mapping[str, object]]] = []
         self._jobs: list[Job[Any]] = []
         self._task: asyncio.Task[Any] | None = None
@@ -365,12 +364,24 @@ class Run:
             self.announce(name, data)
 
 
+def prefix_of(run_id: RunId, opened: Mapping[str, Any]) -> str:
+    """What the idempotency keys of a run begin with: its own id, but for one that takes back another's calls."""
+    return key_prefix(opened.get("keys_of", run_id), opened["namespace"])
+
+
 def start(
-    backing: Backing, run_id: RunId, *, kind: str, name: str, context: RunContext | None, given: Mapping[str, object]
+    backing: Backing,
+    run_id: RunId,
+    *,
+    kind: str,
+    name: str,
+    context: RunContext | None,
+    given: Mapping[str, object],
+    keys_of: RunId | None = None,
 ) -> Run:
     """A new run, opened and claimed with its first barrier; `Fenced` there says that the id is or was in use.
 
-    `given` is plain data that has been checked.
+    `given` is plain data that has been checked. `keys_of`: the run whose calls it takes back, under their keys.
     """
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=run_id)
     row = new_row(sealer, run_id=run_id, kind=kind, name=name, owner=backing.draw_owner(), lease_ms=backing.lease_ms)
@@ -380,6 +391,7 @@ def start(
         "context": {} if context is None else context.to_plain(),
         "namespace": backing.namespace,
         "input": given,
+        **({} if keys_of is None else {"keys_of": keys_of}),
     }
     journal.note(RecordKind.OPENED, body=codec.encode_checked(opened))
     journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, "start"))
@@ -395,18 +407,6 @@ class Parked(Exception):
 
 class RunCancelled(Parked):
     """Somebody has cancelled the run, and it is stored so."""
-
-
-async def until_decided(first: Callable[[], Awaitable[T]], again: Callable[[], Awaitable[T]]) -> T:
-    """What the first gives; once it is parked, what looking at the run again gives."""
-    step, cause = first, None
-    while True:
-        try:
-            return await step()
-        except Parked as parked:
-            step, cause = again, parked.__cause__
-        except RecoveryNeedsDecision as needed:
-            raise needed from needed.__cause__ or cause  # what the tool raised, where nothing came meanwhile
 
 
 async def work(run: Run, program: Awaitable[T]) -> T:
