@@ -194,6 +194,14 @@ class Shape:
             return decode(data)
         return self._adapter.validate_python(decode(data)) if _has_surrogate(data) else self._adapter.validate_json(data)
 
+    def fits(self, data: bytes) -> bool:
+        """Whether the bytes hold a value of the type."""
+        try:
+            self.decode(data)
+        except Exception:  # of a type's own validators, too
+            return False
+        return True
+
     def _encode_declared(self, value: object) -> bytes:
         from pydantic import ValidationError
         from pydantic_core import PydanticSerializationError

@@ -33,11 +33,25 @@ from agent_runtime.journal.replay import CallLife, History
 from agent_runtime.journal.seal import Noted, sealer_for
 from agent_runtime.journal.states import CallState, Settlement
 from agent_runtime.run import Backing, RunContext, prefix_of
-from agent_runtime.settlements import Outcome, Said, drain_of, read_asked, said_from_plain, settled_body
+from agent_runtime.settlements import (
+    OUTCOMES,
+    Drain,
+    Outcome,
+    Over,
+    Said,
+    drain_of,
+    hint_ms,
+    read_asked,
+    read_ending_form,
+    result_body,
+    said_from_plain,
+    settled_body,
+)
 from agent_runtime.tools import CALL_KEY, RepeatRule, Tool, ToolRegistry
 
 MOST_UNRECORDABLE = 2
 """After so many results of one call that could not be stored, it is not run again by its rule."""
+FORGOTTEN = "the remote knows its key for a time only, and may have forgotten it"
 PROBE_SECONDS = 30.0
 """How long a probe may take whose tool has no timeout."""
 
@@ -77,11 +91,20 @@ class Decisions(NamedTuple):
     """Whether somebody can be asked at once about those that wait."""
     wake_at: int | None = None
     """When what keeps a doubt undecided will have passed by itself."""
+    over: Over | None = None
+    """Whose attempts were found over, which no claim says yet: a drain counts from the claim that does."""
+    is_progress: bool = True
+    """Whether anything was decided that ends the count of claims that came to nothing; a rule's own word does not."""
 
     @property
     def has_news(self) -> bool:
         """Whether a run that waits for a person has reason to go on."""
         return bool(self.records) or self.cancel is not None or not self.waiting or self.can_ask
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether a doubt keeps a blocked run blocked, and nothing is there to be written."""
+        return bool(self.undecided) and not self.records and self.cancel is None and self.over is None
 
 
 class Decider:
@@ -96,7 +119,10 @@ class Decider:
         rerun: RerunInDoubt = False,
         verdicts: Sequence[Verdict] = (),
         can_ask: bool = False,
+        is_live: bool = False,
     ) -> None:
+        """`is_live`: it is the run's own worker that looks again, after its tries."""
+        self._is_live = is_live
         self._backing = backing
         self._run_id = run_id
         self._registry = registry
@@ -125,7 +151,13 @@ class Decider:
             waiting=[life for life in case.history.waiting() if life.call not in closed],
             can_ask=self._can_ask,
             wake_at=min(times) if times and not untimed else None,
+            over=await self._seen_over(settled),
+            is_progress=bool(answered) or any(each.is_progress for each in settled),
         )
+
+    async def _seen_over(self, settled: Sequence["_Settled"]) -> Over | None:
+        epochs = sorted({epoch for each in settled for epoch in each.over})
+        return Over(epochs, milliseconds(await self._backing.store.now())) if epochs else None
 
     async def post(self, case: Case) -> None:
         """Leave the verdicts that were given to whoever works the run, each checked: `VerdictRefused`."""
@@ -143,36 +175,47 @@ class Decider:
         tool = self._registry.find(asked.tool)
         said = find_late(case, life) or find_settlement(case, life, now_ms)
         if said is not None:
-            return _by(said)
+            return _by(said, is_progress=True)
         if tool is not None and may_repeat(tool, life, case.records, case.row, now_ms):
             return _Settled(reruns=1)
-        why, until_ms = _why(life, tool), None
+        left, drain = _Unsettled(_why(case, life, tool)), drain_of(life, case.row, case.records, now_ms)
         if tool is not None and tool.probe is not None:
-            probed = await self._probe(case, tool, life, now_ms)
+            probed = await self._probe(case, tool, life, drain)
             if isinstance(probed, Said):
-                return _by(probed)
-            why, until_ms = probed
-        if tool is not None and is_permitted(self._rerun, self._run_id, life.call):
-            return _by(Said(life.call, life.attempts, Settlement.RERUN, "", "rerun_in_doubt"))
+                return _by(probed, is_progress=probed.how is Settlement.DONE)
+            left = probed
+        if tool is not None and is_permitted(self._rerun, self._run_id, life):
+            return _by(Said(life.call, life.attempts, Settlement.RERUN, "", "rerun_in_doubt"), is_progress=True)
         age_ms = now_ms - asked.at_ms
-        doubt = make_doubt(case.run_id, life.call, case.key(life.call), asked.tool, life.attempts, why, asked.args, age_ms)
-        return _Settled(doubt=doubt, until_ms=until_ms)
+        doubt = make_doubt(
+            case.run_id, life.call, case.key(life.call), asked.tool, life.attempts, left.why, asked.args, age_ms
+        )
+        return _Settled(doubt=doubt, until_ms=left.until_ms, over=drain.news)
 
-    async def _probe(self, case: Case, tool: Tool, life: CallLife, now_ms: int) -> "Said | _Unsettled":
-        """What the remote says of the call; why that does not settle it, and until when."""
+    async def _probe(self, case: Case, tool: Tool, life: CallLife, drain: Drain) -> "Said | _Unsettled":
+        """What the remote says of the call; why that does not settle it, and until when.
+
+        `drain` was looked at before: what the remote says of an attempt that could still act then may not hold any more.
+        """
         outcome = await ask_probe(tool, case.key(life.call), read_asked(life.asked).args)
         if isinstance(outcome, str):
-            return _Unsettled(f"{_why(life, tool)}; {outcome}")
-        if outcome.how is Settlement.NOT_DONE:
-            drain = drain_of(life, case.row, case.records, now_ms)
-            if not drain.is_over:
-                return _Unsettled(f"its probe says that it did not happen, but {drain.why}", drain.until_ms)
-            return Said(life.call, life.attempts, Settlement.NOT_DONE, "its probe", "the remote says that it did not happen")
-        try:
-            ending = b'{"result":' + tool.result.encode(outcome.result) + b"}"
-        except Unrecordable as error:
-            return _Unsettled(f"its probe says that it happened, and gave what cannot be recorded: {error}")
-        return Said(life.call, life.attempts, Settlement.DONE, "its probe", "the remote says that it happened", ending)
+            return _Unsettled(f"{_why(case, life, tool)}; {outcome}")
+        if outcome.how is Settlement.DONE:
+            try:
+                ending = result_body(tool.result, outcome.result)
+            except Unrecordable as error:
+                told = f"its probe says that it happened, and gave what cannot be recorded: {error.named(tool.name)}"
+                return _Unsettled(told)
+            return _probed(life, Settlement.DONE, "the remote says that it happened", ending)
+        if life.state is CallState.UNRECORDABLE:
+            return _Unsettled(f"{_why(case, life, tool)}; and yet its probe says that it did not happen")
+        if not drain.is_over:
+            return _Unsettled(f"its probe says that it did not happen, but {drain.why}", drain.until_ms)
+        if self._is_live and life.attempts >= tool.attempts:
+            told = f"it was tried {life.attempts} times, and its probe says that it did not happen"
+            ending = codec.encode({"error": {"type": "NotDone", "message": told}})
+            return _probed(life, Settlement.DONE, told, ending)
+        return _probed(life, Settlement.NOT_DONE, "the remote says that it did not happen")
 
     # Verdicts.
 
@@ -212,7 +255,7 @@ class Decider:
 
 
 class _Unsettled(NamedTuple):
-    """Why a probe settled nothing, and when that will have passed."""
+    """Why nothing settles a call, and when that will have passed."""
 
     why: str
     until_ms: int | None = None
@@ -225,11 +268,17 @@ class _Settled(NamedTuple):
     doubt: Doubt | None = None
     reruns: int = 0
     until_ms: int | None = None
+    over: Sequence[int] = ()
+    is_progress: bool = False
 
 
-def _by(said: Said) -> _Settled:
+def _by(said: Said, *, is_progress: bool) -> _Settled:
     record = (int(RecordKind.SETTLED), said.call, said.attempt, settled_body(said))
-    return _Settled(record, reruns=int(said.how is Settlement.RERUN))
+    return _Settled(record, reruns=int(said.how is Settlement.RERUN), is_progress=is_progress)
+
+
+def _probed(life: CallLife, how: Settlement, why: str, ending: bytes = b"") -> Said:
+    return Said(life.call, life.attempts, how, "its probe", why, ending)
 
 
 def check_request(case: Case, verdict: Verdict, life: CallLife | None) -> ApprovalRequest:
@@ -250,10 +299,10 @@ def find_late(case: Case, life: CallLife) -> Said | None:
     for message in case.messages:
         body = message.body
         if message.kind is MessageKind.LATE and all(body.get(name) == value for name, value in wanted.items()):
-            ending = body.get("ending")
-            if isinstance(ending, dict) and ending.keys() & {"result", "error"}:
+            ending = read_ending_form(body.get("ending"))
+            if ending is not None:
                 why = "its result came after its worker had lost the run"
-                return Said(life.call, life.attempts, Settlement.DONE, "its worker", why, codec.encode(ending))
+                return Said(life.call, life.attempts, Settlement.DONE, "its worker", why, ending)
     return None
 
 
@@ -292,33 +341,58 @@ def may_repeat(tool: Tool, life: CallLife, records: Sequence[StoredRecord], row:
 
 
 def _first_sent(life: CallLife, records: Sequence[StoredRecord], row: StoredRow) -> int:
-    """When the key may first have reached the remote: never later than the store's own last word of the run."""
+    """When the key may first have reached the remote: as its worker says, yet not later than the store knows of.
+
+    That worker's last write is no earlier than what it had written down; a later claim says when it was.
+    """
     first = next(each for each in records if each.call == life.call and each.kind == RecordKind.STARTED)
+    later = (each for each in records if each.kind == RecordKind.CLAIMED and each.epoch > first.epoch)
+    claimed = next(later, None)
+    heard_ms = hint_ms(row) if claimed is None else int(codec.decode(claimed.body).get("heard", 0))
     sent_ms = read_asked(first.body).at_ms
-    return min(sent_ms, row.updated_at) if row.updated_at else sent_ms
+    return min(sent_ms, heard_ms) if heard_ms else sent_ms
 
 
 async def ask_probe(tool: Tool, key: str, args: dict[str, Any]) -> Outcome | str:
     """What the probe says, or why it says nothing. Whatever it raises settles nothing."""
-    assert tool.probe is not None, "a tool with a probe is asked"
-    token = CALL_KEY.set(key)
+    seconds = tool.timeout_seconds or PROBE_SECONDS
+    asking = asyncio.ensure_future(_probe_under(tool, key, args))
+    asking.add_done_callback(_look_at)
     try:
-        async with asyncio.timeout(tool.timeout_seconds or PROBE_SECONDS):
-            outcome = await tool.probe(key, dict(args))
-    except Exception as error:
-        return f"its probe could not say: {type(error).__name__}: {error}"
+        await asyncio.wait({asking}, timeout=seconds)
     finally:
-        CALL_KEY.reset(token)
-    if not isinstance(outcome, Outcome):
-        return f"its probe gave no Outcome, but {type(outcome).__name__}"
+        asking.cancel()  # one that does not let itself be stopped is left behind
+    if not asking.done():
+        return f"its probe did not answer within {seconds:g} s"
+    if asking.cancelled():
+        return "its probe could not say: it was cancelled"
+    if (error := asking.exception()) is not None:
+        if not isinstance(error, Exception):
+            raise error
+        return f"its probe could not say: {type(error).__name__}: {error}"
+    outcome = asking.result()
+    if not isinstance(outcome, Outcome) or outcome.how not in (*OUTCOMES, None):
+        return f"its probe gave no Outcome, but {outcome!r:.200}"
     return "its probe does not know either" if outcome.how is None else outcome
 
 
-def is_permitted(rerun: RerunInDoubt, run_id: RunId, call: str) -> bool:
-    """Whether somebody said that this call in doubt may run again."""
+async def _probe_under(tool: Tool, key: str, args: dict[str, Any]) -> object:
+    assert tool.probe is not None, "a tool with a probe is asked"
+    CALL_KEY.set(key)  # in a task of its own, and so in a context of its own
+    return await tool.probe(key, dict(args))
+
+
+def _look_at(asking: asyncio.Future[object]) -> None:
+    """What a probe raises settles nothing, also where nobody waits for it any more."""
+    if not asking.cancelled():
+        asking.exception()
+
+
+def is_permitted(rerun: RerunInDoubt, run_id: RunId, life: CallLife) -> bool:
+    """Whether somebody said that the latest attempt at this call may be made again."""
     if isinstance(rerun, bool):
         return rerun
-    return any((doubt.run_id, doubt.call) == (run_id, call) for doubt in rerun)
+    return any((doubt.run_id, doubt.call, doubt.attempt) == (run_id, life.call, life.attempts) for doubt in rerun)
 
 
 def _listed(verdicts: object) -> Sequence[object]:
@@ -334,14 +408,15 @@ def _checked(verdict: object, run_id: RunId) -> Verdict:
     return checked
 
 
-def _why(life: CallLife, tool: Tool | None) -> str:
+def _why(case: Case, life: CallLife, tool: Tool | None) -> str:
     if tool is None:
         return "it was started and has no ending, and no tool of its name is registered here"
     if life.state is CallState.UNRECORDABLE:
         return "it ran, and what it gave could not be stored"
     if tool.rule is RepeatRule.IDEMPOTENT and tool.key_seconds is not None:
-        known = f"{tool.key_seconds:g} s"
-        return f"it was started and has no ending, and the remote knows its key for {known} only: it may have forgotten it"
+        return f"it was started and has no ending; {FORGOTTEN}, after {tool.key_seconds:g} s"
+    if any(record.epoch == life.epoch and record.kind == RecordKind.RELEASED for record in case.records):
+        return "it was started and has no ending: its worker gave the run back without one"
     return "it was started and has no ending: its worker stopped before it could write one"
 
 

@@ -15,12 +15,11 @@ from agent_runtime.approvals import ApprovalRequest, request_of
 from agent_runtime.asking import Ask, CallPaused, Gate, Passed, Stopped
 from agent_runtime.clock import milliseconds
 from agent_runtime.crash import CrashPoint
-from agent_runtime.doubts import MOST_UNRECORDABLE, make_doubt
+from agent_runtime.doubts import FORGOTTEN, MOST_UNRECORDABLE, make_doubt
 from agent_runtime.errors import (
     CheckpointStoreCorrupt,
     Doubt,
     InvalidArguments,
-    KeyConflict,
     NotSent,
     RecoveryNeedsDecision,
     UnknownTool,
@@ -30,11 +29,12 @@ from agent_runtime.ids import CallId, seq_of
 from agent_runtime.journal.journal import Commits
 from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
-from agent_runtime.journal.states import WAITING, CallState
+from agent_runtime.journal.states import IN_DOUBT, WAITING, CallState
 from agent_runtime.offload import Job
 from agent_runtime.run import Parked, Run, next_wake
 from agent_runtime.settlements import Asked, read_asked
 from agent_runtime.tools import CALL_KEY, Tool, ToolRegistry
+from agent_runtime.transport import find_conflict, is_transport
 
 _RESULT = b'{"result":'
 _ERROR = b'{"error":'
@@ -54,14 +54,22 @@ class CallInDoubt(Exception):
     """Nobody knows what became of the call, and it is not tried again in this life of the worker."""
 
     def __init__(
-        self, doubt: Doubt, cause: BaseException | None = None, *, may_rerun: bool = False, can_probe: bool = False
+        self,
+        doubt: Doubt,
+        cause: BaseException | None = None,
+        *,
+        may_rerun: bool = False,
+        can_probe: bool = False,
+        pause_seconds: float = 0.0,
     ) -> None:
-        """`may_rerun`: its rule lets it run again, and only its tries are used up for now. `can_probe`: there is a probe."""
+        """`may_rerun`: its rule lets it run again, and only its tries are used up for now. `can_probe`: there is a probe,
+        to be asked after `pause_seconds`."""
         super().__init__(doubt.why)
         self.doubt = doubt
         self.cause = cause
         self.may_rerun = may_rerun
         self.can_probe = can_probe
+        self.pause_seconds = pause_seconds
 
 
 class Returned(NamedTuple):
@@ -121,13 +129,15 @@ class Executor:
         """
         life = run.life(call)
         if life is not None and life.state is CallState.DONE:
-            return read_ending(life.ended, self.registry.find(name))
+            return read_ending(life.ended, self.registry.find(name), is_settled=life.is_settled)
         recorded_args = codec.encode_checked(dict(args))
         try:
             tool = self.registry.get(name)
             arguments = tool.check(recorded_args)
         except (UnknownTool, InvalidArguments) as error:
             return await _refuse(run, call, life, name, error, siblings)
+        if life is not None and life.state in IN_DOUBT and not tool.rule.may_repeat:
+            raise CallInDoubt(_doubt(run, life, name, "it was started and has no ending, and nobody has decided about it"))
         passed: Passed | None = None
         if life.pending if life is not None else tool.approval is not None and tool.needs_approval(arguments):
             came = await self._ask(run, call, tool, recorded_args, life)
@@ -167,6 +177,7 @@ class Executor:
                     await run.reach(CrashPoint.AFTER_CONFIRM, seq_of(call))
                 return read_ending(body, tool)
             await attempts.pause()
+            attempts.check_key()
             arguments = tool.check(attempts.recorded_args)  # fresh ones: the attempt before may have changed its own
 
 
@@ -216,8 +227,8 @@ class _Attempts:
     """The attempts at one call, until one of them ends it or leaves it in doubt."""
 
     __slots__ = (
-        "asked", "attempt", "began", "call", "ends", "is_started", "key", "recorded_args", "run", "siblings", "started_ms",
-        "tool", "tries_left", "unrecordable",
+        "asked", "attempt", "began", "call", "ends", "first_ms", "is_started", "is_unsure", "key", "recorded_args", "run",
+        "siblings", "started_ms", "tool", "tries_left", "unrecordable",
     )  # fmt: skip
 
     def __init__(
@@ -240,16 +251,12 @@ class _Attempts:
         self.is_started = passed is not None and passed.is_started
         self.began = 0.0
         self.started_ms = 0
-        if passed is not None:
-            self.attempt = passed.attempts - self.is_started
-            self.unrecordable = 0 if life is None else life.unrecordable
-            self.tries_left = max(1, tool.attempts - self.attempt)
-        elif life is None:
-            self.attempt = self.unrecordable = 0
-            self.tries_left = tool.attempts
-        else:
-            self.attempt, self.unrecordable = life.attempts, life.unrecordable
-            self.tries_left = max(1, tool.attempts - self.attempt)
+        self.is_unsure = life is not None and (life.is_unsure or life.state in IN_DOUBT)
+        self.first_ms = read_asked(life.first_asked).at_ms if life is not None and life.first_asked else None
+        on_record = 0 if life is None else life.attempts
+        self.attempt = on_record if passed is None else passed.attempts - self.is_started
+        self.unrecordable = 0 if life is None else life.unrecordable
+        self.tries_left = max(1, tool.attempts - self.attempt)
         if life is not None and life.asked and not life.asked.startswith(self.asked):
             raise CheckpointStoreCorrupt(
                 f"run {run.run_id!r}: call {call} was asked with other arguments than its decision holds; nothing was run"
@@ -260,6 +267,8 @@ class _Attempts:
         self.attempt += 1
         self.tries_left -= 1
         self.started_ms = self.run.now_ms()
+        if self.first_ms is None:
+            self.first_ms = self.started_ms
         if self.is_started:
             self.is_started = False
         else:
@@ -278,6 +287,9 @@ class _Attempts:
 
     async def without_ending(self, outcome: Came, trouble: Unrecordable | None) -> bytes | None:
         """What to record of an attempt that has not ended its call; None where it is to be tried again."""
+        if isinstance(outcome, Unsent) and self.is_unsure:
+            outcome = Unknown(f"nothing went out this time, yet it may have before: {outcome.error}", outcome.error)
+        self.is_unsure = self.is_unsure or not isinstance(outcome, Unsent)
         match outcome:
             case Returned():
                 assert trouble is not None, "what was returned is recorded, or cannot be"
@@ -291,14 +303,12 @@ class _Attempts:
                 return None
             case Unknown(why, error, on_thread):
                 self._announce_doubt(why)
-                if not self.tool.rule.may_repeat or on_thread or self.tries_left <= 0:
-                    rule = self.tool.rule
-                    raise CallInDoubt(
-                        self._doubt(why),
-                        error,
-                        may_rerun=rule.may_repeat,
-                        can_probe=self.tool.probe is not None and not on_thread,
-                    )
+                may_rerun = self._may_repeat(later=self._next_pause())
+                if not may_rerun or on_thread or self.tries_left <= 0:
+                    can_probe = self.tool.probe is not None and not on_thread
+                    doubt = self._doubt(why if may_rerun or not self.tool.rule.may_repeat else f"{why}; {FORGOTTEN}")
+                    pause = self._next_pause()
+                    raise CallInDoubt(doubt, error, may_rerun=may_rerun, can_probe=can_probe, pause_seconds=pause)
                 return None
             case Answered():
                 raise AssertionError("an answer ends its call")
@@ -311,8 +321,19 @@ class _Attempts:
         self.run.note(RecordKind.UNRECORDABLE, self.call, self.attempt, _error_body(error))
         await self.run.barrier()
         self._announce_doubt(str(error))
-        if not self.tool.rule.may_repeat or self.unrecordable >= MOST_UNRECORDABLE:
+        if not self._may_repeat() or self.unrecordable >= MOST_UNRECORDABLE:
             raise CallInDoubt(self._doubt(f"it ran, and {error}"), error, can_probe=self.tool.probe is not None)
+
+    def _may_repeat(self, *, later: float = 0.0) -> bool:
+        """Whether the tool's rule lets the call run again: not past the time for which the remote knows its key."""
+        seconds, first_ms = self.tool.key_seconds, self.first_ms
+        is_known = seconds is None or first_ms is None or self.run.now_ms() - first_ms < (seconds - later) * 1000
+        return self.tool.rule.may_repeat and is_known
+
+    def check_key(self) -> None:
+        """Before another attempt, however long the pause took: one that was sent before needs a key that is still known."""
+        if self.is_unsure and self.tool.rule.may_repeat and not self._may_repeat():
+            raise CallInDoubt(self._doubt(FORGOTTEN))
 
     def note_ending(self, body: bytes, outcome: Came) -> bool:
         """The call has ended; whether its record is to be written by itself."""
@@ -324,8 +345,11 @@ class _Attempts:
 
     async def pause(self) -> None:
         """Before the next attempt: twice as long each time."""
-        tried = self.tool.attempts - self.tries_left
-        await self.run.backing.clock.sleep(self.tool.pause_seconds * 2.0 ** min(tried - 1, 10))
+        await self.run.backing.clock.sleep(self._next_pause())
+
+    def _next_pause(self) -> float:
+        tried = max(1, self.tool.attempts - self.tries_left)
+        return self.tool.pause_seconds * 2.0 ** min(tried - 1, 10)
 
     def data(self) -> dict[str, object]:
         """What an event says of this call."""
@@ -345,14 +369,17 @@ async def stop_in_doubt(run: Run, doubts: Sequence[CallInDoubt]) -> NoReturn:
     """Every sibling has ended or is in doubt: block the run until somebody says what happened.
 
     Where nobody has to, since every call may run again by its rule, the run wakes by itself: later each time. `Parked`
-    where somebody can be asked: a probe, or whoever has posted meanwhile.
+    where somebody can be asked: a probe, or whoever has posted meanwhile. A worker that dies before it has asked leaves a
+    run that wakes, too.
     """
     may_rerun = all(doubt.may_rerun for doubt in doubts)
-    wake_at = next_wake(run) if may_rerun else None
+    pauses = [doubt.pause_seconds for doubt in doubts if doubt.can_probe]
+    wake_at = next_wake(run) if may_rerun or pauses else None
     await run.give_back(RunStatus.BLOCKED, "in doubt", counts=may_rerun, wake_at=wake_at)
     if run.has_sinks:
         run.announce("run.blocked", {"kind": run.journal.kind, "step": run.journal.step})
-    if run.has_unread_messages or any(doubt.can_probe for doubt in doubts):
+    if not run.has_running_thread and (run.has_unread_messages or pauses):
+        await run.backing.clock.sleep(max(pauses, default=0.0))
         raise Parked from doubts[0].cause
     unrecordable = [doubt.cause for doubt in doubts if isinstance(doubt.cause, Unrecordable)]
     needed = RecoveryNeedsDecision(run.run_id, [doubt.doubt for doubt in doubts])
@@ -397,14 +424,14 @@ def _after(tool: Tool, error: BaseException, job: Job[Any] | None, *, is_late: b
     """What is known of a call that raised. Only what the tool declares is an answer; the rest is as its rule says."""
     if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
         raise error  # it is this worker that is being stopped: the call stays as its intent says, in doubt
+    if (conflict := find_conflict(error)) is not None:
+        raise conflict  # an alarm, whatever the tool calls an answer
     if is_late:
         return _timed_out(tool, error, job)  # our own deadline raised, whatever the tool calls an answer
     if isinstance(error, NotSent):
         return Unsent(error)
     if isinstance(error, tool.answers):
         return Answered(error)
-    if (conflict := _find_conflict(error)) is not None:
-        raise conflict
     if not tool.rule.may_repeat or is_transport(error):
         return Unknown(_why_unknown(error), error)
     return Answered(error)
@@ -416,43 +443,15 @@ def is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-_TRANSPORT = frozenset(
-    {
-        ("http", "HTTPException"),
-        ("httpx", "TransportError"),
-        ("httpx2", "TransportError"),
-        ("httpcore", "NetworkError"),
-        ("aiohttp", "ClientError"),
-        ("urllib3", "HTTPError"),
-        ("requests", "RequestException"),
-        ("grpc", "RpcError"),
-        ("websockets", "ConnectionClosed"),
-    }
-)
-"""Errors by which well-known clients say that the way to the remote failed: (top module, class). None is an OSError."""
+def read_ending(body: bytes, tool: Tool | None, *, is_settled: bool = False) -> Ending:
+    """The ending that a `done` record holds. Without its tool, the value is plain data.
 
-
-def _find_conflict(error: BaseException) -> KeyConflict | None:
-    """The conflict that a group of errors holds, as tasks side by side raise them."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error if isinstance(error, KeyConflict) else None
-    return next((found for each in error.exceptions if (found := _find_conflict(each)) is not None), None)
-
-
-def is_transport(error: BaseException) -> bool:
-    """Whether the error speaks of the way to the remote, and so says nothing about what the remote did."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(is_transport(each) for each in error.exceptions)
-    if isinstance(error, OSError | EOFError | asyncio.CancelledError):
-        return True
-    return any((kind.__module__.split(".", 1)[0], kind.__name__) in _TRANSPORT for kind in type(error).__mro__)
-
-
-def read_ending(body: bytes, tool: Tool | None) -> Ending:
-    """The ending that a `done` record holds. Without its tool, the value is plain data."""
+    `is_settled`: somebody else than the tool says what it gave. Where that is none of the declared type it is plain data,
+    too: the run goes on, and whoever takes the value judges it, as a flow's state does.
+    """
     if body.startswith(_RESULT):
         data = body[len(_RESULT) : -1]
-        if tool is None or tool.result.is_plain:
+        if tool is None or tool.result.is_plain or (is_settled and not tool.result.fits(data)):
             value = codec.decode(data)
             return Ending(value, text=codec.readable(value) if type(value) is str else _text(data))
         return Ending(tool.result.decode(data), text=_text(data))

@@ -4,17 +4,22 @@ Anybody who can reach the store can leave bytes there. What was not sealed under
 passed over, and so blocks nobody.
 """
 
+import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Awaitable, Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 from agent_runtime import codec
+from agent_runtime.clock import Clock
 from agent_runtime.errors import CheckpointConflict, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredMessage
 from agent_runtime.journal.seal import NO_SUCH_VALUES, KeyRing, Sealer, open_message, sealer_for
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
+
+_log = logging.getLogger("agent_runtime")
 
 
 class MessageKind(Enum):
@@ -70,6 +75,61 @@ async def post_message(store: CheckpointStore, sealer: Sealer, kind: MessageKind
             case AnswerKind.FENCED | AnswerKind.MOVED:
                 raise CheckpointConflict(f"run {sealer.run_id!r} has ended or is gone, and takes no messages")
     raise StoreUnavailable(f"run {sealer.run_id!r}: the store did not say whether the message is there; send it again")
+
+
+LATE_SECONDS = 2.0
+"""How long a worker that has lost its run waits at most until its results are posted; it goes on trying after that."""
+LATE_TRIES = 20
+LONGEST_LATE_PAUSE_SECONDS = 30.0
+
+_POSTING: set[asyncio.Future[None]] = set()
+
+
+async def leave_late(store: CheckpointStore, clock: Clock, sealer: Sealer, bodies: Iterable[dict[str, object]]) -> None:
+    """Leave results that came too late to be written; whoever picks the run up takes them over.
+
+    Returns once the store has them, or after `LATE_SECONDS`: then they are posted again while this process lives.
+    """
+    messages = [write_message(sealer, MessageKind.LATE, body) for body in bodies]
+    run_id = RunId(sealer.run_id)
+    first = asyncio.ensure_future(_post_once(store, run_id, messages))
+    posting = asyncio.ensure_future(_post_rest(store, clock, run_id, first))
+    _POSTING.add(posting)
+    posting.add_done_callback(_POSTING.discard)
+    await asyncio.wait({first}, timeout=LATE_SECONDS)
+
+
+async def _post_once(store: CheckpointStore, run_id: RunId, messages: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
+    """Post messages; gives those of which the store has not said that it has them, or never will."""
+    left = []
+    for message in messages:
+        try:
+            answer = await store.post(run_id, message)
+        except Exception:  # whatever a write raises, it may have landed, and lands once: it is sent again
+            left.append(message)
+            continue
+        match answer.kind:
+            case AnswerKind.OK:
+                pass
+            case AnswerKind.UNKNOWN:
+                left.append(message)
+            case AnswerKind.FENCED | AnswerKind.MOVED:
+                _log.warning(
+                    "run %r has ended or is gone, and takes no late results; its call %s happened: where it is in doubt "
+                    "there, settle it as done", run_id, codec.decode(message.body)["call"],
+                )  # fmt: skip
+    return left
+
+
+async def _post_rest(store: CheckpointStore, clock: Clock, run_id: RunId, first: Awaitable[Sequence[StoredMessage]]) -> None:
+    """Post again what is left, while the store does not answer: later each time, and not for ever."""
+    left = await first
+    for tried in range(LATE_TRIES):
+        if not left:
+            return
+        await clock.sleep(min(2.0**tried / 4, LONGEST_LATE_PAUSE_SECONDS))
+        left = await _post_once(store, run_id, left)
+    _log.warning("run %r: results that came too late could not be left to it: the store did not answer", run_id)
 
 
 def write_message(sealer: Sealer, kind: MessageKind, body: dict[str, object]) -> StoredMessage:

@@ -36,7 +36,7 @@ from agent_runtime.journal.states import CallState
 from agent_runtime.journal.store import Guard
 from agent_runtime.lease import ProcessMark, claimed_body, is_dead, own_mark, seconds_held
 from agent_runtime.run import Backing, Run, RunContext, check_identity, prefix_of
-from agent_runtime.settlements import read_settled
+from agent_runtime.settlements import Over, hint_ms, read_settled
 
 CLAIM_TRIES = 5
 LONGEST_SHOWN_SECONDS = 3_155_760_000.0
@@ -178,7 +178,7 @@ async def reopen(
         if found.status is RunStatus.PAUSED and not decisions.has_news:
             await _put_back(backing, found, _next_expiry(decisions.waiting))
             return found
-        if found.status is RunStatus.BLOCKED and decisions.undecided and not decisions.records and decisions.cancel is None:
+        if found.status is RunStatus.BLOCKED and found.stored.row.owner == NO_OWNER and decisions.changes_nothing:
             await _put_back(backing, found, decisions.wake_at)
             raise RecoveryNeedsDecision(run_id, decisions.undecided)
         try:
@@ -203,8 +203,8 @@ def _next_expiry(waiting: Sequence[CallLife]) -> int | None:
     return min(times, default=None)
 
 
-def claiming(backing: Backing, found: Found, why: str, *, take_over: bool) -> Journal:
-    """A journal whose first append claims the run as it was found; `why` is recorded."""
+def claiming(backing: Backing, found: Found, why: str, *, take_over: bool, over: Over | None = None) -> Journal:
+    """A journal whose first append claims the run as it was found; `why` is recorded, and whose attempts are over."""
     row = found.stored.row
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id)
     journal = Journal(
@@ -221,7 +221,9 @@ def claiming(backing: Backing, found: Found, why: str, *, take_over: bool) -> Jo
             journal.reseal(found.stored.checkpoint)
     is_owner_gone = row.owner != NO_OWNER and is_dead(found.mark, row.owner)
     journal.opened_seal = found.stored.records[0].seal
-    journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, why, is_owner_gone=is_owner_gone))
+    body = claimed_body(own_mark().pid, why, is_owner_gone=is_owner_gone)
+    more = {"heard": hint_ms(row), **({} if over is None else over.to_plain())}
+    journal.note(RecordKind.CLAIMED, body=body[:-1] + b"," + codec.encode(more)[1:])
     return journal
 
 
@@ -229,11 +231,15 @@ async def _claim(
     backing: Backing, found: Found, decisions: Decisions, lives: dict[str, CallLife], *, take_over: bool
 ) -> Run | None:
     """The run, claimed and written with what was decided; None where that ended it."""
-    journal = claiming(backing, found, "take over" if take_over else "recovery", take_over=take_over)
+    why = "take over" if take_over else "recovery"
+    journal = claiming(backing, found, why, take_over=take_over, over=decisions.over)
+    attempts = journal.attempts
     for kind, call, attempt, body in decisions.records:
         journal.note(RecordKind(kind), call, attempt, body)
         record = StoredRecord(journal.number, journal.epoch, kind, call, attempt, body, NO_SEAL)
         live_on(journal.run_id, found.history.lives, record, read_settled)
+    if not decisions.is_progress:
+        journal.attempts = attempts
     run = Run(backing, journal, opened=found.opened, lives=lives, recovering=True)
     try:
         if decisions.cancel is not None:

@@ -20,10 +20,10 @@ from agent_runtime.errors import (
     StoreUnavailable,
 )
 from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
-from agent_runtime.inbox import Cancel, MessageKind, find_cancel, read_inbox, write_message
+from agent_runtime.inbox import Cancel, find_cancel, leave_late, read_inbox
 from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Commits, Journal, new_row
-from agent_runtime.journal.records import OWNER_SIZE, RecordKind, RunStatus, StoredMessage
+from agent_runtime.journal.records import OWNER_SIZE, RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.seal import KeyRing, sealer_for
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
@@ -38,10 +38,6 @@ HEARTBEAT_SECONDS = 3.0
 MAX_ATTEMPTS = 5
 FIRST_WAKE_SECONDS = 1.0
 LONGEST_WAKE_SECONDS = 300.0
-LATE_SECONDS = 2.0
-"""How long a worker that has lost its run waits at most until its results are posted; it goes on trying after that."""
-LATE_TRIES = 20
-LONGEST_LATE_PAUSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,19 +308,13 @@ class Run:
         if not journal.is_claimed:
             return
         place = {"epoch": journal.epoch, "opened": journal.opened_seal.hex()}
-        messages = [
-            write_message(
-                journal.sealer, MessageKind.LATE, {**place, "call": call, "attempt": attempt, "ending": codec.decode(body)}
-            )
+        late = [
+            {**place, "call": call, "attempt": attempt, "ending": codec.decode(body)}
             for kind, call, attempt, body in journal.lost()
             if kind == RecordKind.DONE and attempt and not is_reply(call)
         ]
-        if messages:
-            first = asyncio.ensure_future(_post_once(self.backing, self.run_id, messages))
-            posting = asyncio.ensure_future(_post_rest(self.backing, self.run_id, first))
-            _POSTING.add(posting)
-            posting.add_done_callback(_POSTING.discard)
-            await asyncio.wait({first}, timeout=LATE_SECONDS)
+        if late:
+            await leave_late(self.backing.store, self.backing.clock, journal.sealer, late)
 
     async def set_aside(self, why: str, attempts: int) -> None:
         """Quarantine the run after so many claims that came to nothing: no worker touches it until it is released."""
@@ -409,33 +399,6 @@ def start(
     if run.has_sinks:
         run.announce_when_committed("run.started", {"kind": kind, "step": 0})
     return run
-
-
-_POSTING: set[asyncio.Future[None]] = set()
-
-
-async def _post_once(backing: Backing, run_id: RunId, messages: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
-    """Post messages; gives those of which the store has not said that it has them, or never will."""
-    left = []
-    for message in messages:
-        try:
-            answer = await backing.store.post(run_id, message)
-        except Exception:  # whatever a write raises, it may have landed, and lands once: it is sent again
-            left.append(message)
-        else:
-            if answer.kind is AnswerKind.UNKNOWN:
-                left.append(message)
-    return left
-
-
-async def _post_rest(backing: Backing, run_id: RunId, first: Awaitable[Sequence[StoredMessage]]) -> None:
-    """Post again what is left, while the store does not answer: later each time, and not for ever."""
-    left = await first
-    for tried in range(LATE_TRIES):
-        if not left:
-            return
-        await backing.clock.sleep(min(2.0**tried / 4, LONGEST_LATE_PAUSE_SECONDS))
-        left = await _post_once(backing, run_id, left)
 
 
 class Parked(Exception):

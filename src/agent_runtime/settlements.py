@@ -5,14 +5,15 @@ Rules of this file:
 * A settlement names the call and the attempt that it is about, who says so and why. It is a sealed record.
 * *Done* is believed at once: the remote knows. *Rerun* is a permission, and is somebody's to give.
 * *It did not happen* is believed only when that attempt can no longer take effect: it is over, and what it may have sent
-  has had the time that its tool declares. A worker that is frozen may still send.
+  has had the time that its tool declares, counted from when it is known to be over: it may have sent at its very end. A
+  worker that is frozen may still send. Who was asked before that saw what may still change, and has to be asked again.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime import codec
-from agent_runtime.errors import CheckpointStoreCorrupt, InvalidSetting
+from agent_runtime.errors import CheckpointStoreCorrupt, InvalidSetting, Unrecordable
 from agent_runtime.journal.records import NO_OWNER, RecordKind, StoredRecord, StoredRow
 from agent_runtime.journal.replay import CallLife, Settled
 from agent_runtime.journal.states import Settlement
@@ -47,6 +48,9 @@ class Rerun(NamedTuple):
 
 Settling: TypeAlias = "Outcome | Rerun"
 
+OUTCOMES = (Settlement.DONE, Settlement.NOT_DONE)
+"""What an outcome that is known may be."""
+
 
 class Said(NamedTuple):
     """Somebody's settlement of one attempt at a call."""
@@ -65,7 +69,7 @@ def say(call: str, attempt: int, settling: object, *, by: object, why: object) -
     by, why = require_text("by", by), require_text("why", why)
     if isinstance(settling, Rerun):
         return Said(call, attempt, Settlement.RERUN, by, why)
-    if not isinstance(settling, Outcome) or settling.how is None:
+    if not isinstance(settling, Outcome) or settling.how not in OUTCOMES:
         raise InvalidSetting(f"a call is settled by Outcome.done(…), Outcome.not_done() or Rerun(), found {settling!r}")
     ending = b'{"result":' + codec.encode(settling.result) + b"}" if settling.how is Settlement.DONE else b""
     return Said(call, attempt, settling.how, by, why, ending)
@@ -89,14 +93,53 @@ def read_settled(body: bytes) -> Settled:
     """What a `settled` record says; `CheckpointStoreCorrupt` where that cannot be read."""
     try:
         plain = codec.decode(body)
-        ending = plain.get("ending")
-        return Settled(Settlement(plain["how"]), b"" if ending is None else codec.encode_checked(ending))
+        how, ending = Settlement(plain["how"]), read_ending_form(plain.get("ending"))
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointStoreCorrupt(f"a settlement cannot be read: {error!r}") from error
+    if (ending is not None) is not (how is Settlement.DONE):
+        raise CheckpointStoreCorrupt("a settlement cannot be read: what was done has an ending, and nothing else has one")
+    return Settled(how, ending or b"")
 
 
-def said_to_plain(said: Said) -> dict[str, object]:
-    """A settlement as a message holds it."""
+def read_ending_form(plain: object) -> bytes | None:
+    """The body of a `done` record that plain data stands for: one result, or one error; None where it is neither."""
+    if not isinstance(plain, dict) or len(plain) != 1:
+        return None
+    if "result" in plain:
+        return b'{"result":' + codec.encode(plain["result"]) + b"}"
+    error = plain.get("error")
+    if not isinstance(error, dict) or not all(type(error.get(name)) is str for name in ("type", "message")):
+        return None
+    return codec.encode({"error": {"type": error["type"], "message": error["message"]}})
+
+
+def result_body(shape: codec.Shape, value: object) -> bytes:
+    """The `done` body of a result that somebody else than the tool gives: of its declared type, or plain data that fits it.
+
+    `Unrecordable` where it is neither.
+    """
+    try:
+        data = shape.encode(value)
+    except Unrecordable:
+        if shape.is_plain:
+            raise
+        data = shape.encode(_as_declared(shape, codec.encode(value)))
+    return b'{"result":' + data + b"}"
+
+
+def _as_declared(shape: codec.Shape, data: bytes) -> object:
+    try:
+        return shape.decode(data)
+    except Exception as error:  # of a type's own validators, too
+        raise Unrecordable("$", f"plain data that is none of its declared type ({error})") from error
+
+
+def said_to_plain(said: Said, *, drained: bool = False) -> dict[str, object]:
+    """A settlement as a message holds it.
+
+    `drained`: whoever posts it knows, by `drain_of`, that the attempt can no longer take effect. Without that nobody
+    believes that it did not happen, however long the message lies there: what it tells was seen too soon.
+    """
     plain: dict[str, object] = {
         "call": said.call,
         "attempt": said.attempt,
@@ -104,18 +147,27 @@ def said_to_plain(said: Said) -> dict[str, object]:
         "by": said.by,
         "why": said.why,
     }
+    if drained:
+        plain["drained"] = True
     return {**plain, "ending": codec.decode(said.ending)} if said.ending else plain
 
 
 def said_from_plain(plain: dict[str, Any]) -> Said | None:
     """The settlement that a message holds, if it holds one."""
+    texts = [plain.get(name) for name in ("call", "by", "why")]
     try:
-        ending = b"" if plain.get("ending") is None else codec.encode(plain["ending"])
-        how = Settlement(plain["how"])
-        said = Said(str(plain["call"]), int(plain["attempt"]), how, str(plain["by"]), str(plain["why"]), ending)
-    except (KeyError, ValueError, TypeError):
+        how, ending = Settlement(plain.get("how")), read_ending_form(plain.get("ending"))
+    except (ValueError, Unrecordable):
         return None
-    return said if bool(said.ending) is (how is Settlement.DONE) else None
+    attempt = plain.get("attempt")
+    if type(attempt) is not int or not all(type(text) is str for text in texts):
+        return None
+    if (ending is not None) is not (how is Settlement.DONE):
+        return None
+    if how is Settlement.NOT_DONE and plain.get("drained") is not True:
+        return None
+    call, by, why = map(str, texts)
+    return Said(call, attempt, how, by, why, ending or b"")
 
 
 # The drain.
@@ -138,11 +190,24 @@ def read_asked(body: bytes) -> Asked:
     return Asked(plain["tool"], plain["args"], plain["at"], plain.get("settles", 0))
 
 
+class Over(NamedTuple):
+    """What a claim says of workers before it: the attempts of these epochs are over, and were so by then."""
+
+    epochs: Sequence[int]
+    at_ms: int
+    """The store's time once they were seen to be over: from then on what they sent has the time that it may take."""
+
+    def to_plain(self) -> dict[str, object]:
+        return {"over": list(self.epochs), "over_at": self.at_ms}
+
+
 class Drain(NamedTuple):
-    """Whether an attempt can no longer take effect: `why` says what stands against it, `until_ms` for how long at most."""
+    """Whether a call can no longer take effect: `why` says what stands against it, `until_ms` for how long at most."""
 
     why: str = ""
     until_ms: int | None = None
+    news: tuple[int, ...] = ()
+    """Epochs whose attempts are over, which no claim says yet: a time counts from the claim that says so."""
 
     @property
     def is_over(self) -> bool:
@@ -150,32 +215,67 @@ class Drain(NamedTuple):
 
 
 def drain_of(life: CallLife, row: StoredRow, records: Sequence[StoredRecord], now_ms: int) -> Drain:
-    """Whether the latest attempt at a call is over and drained. `now_ms` is the store's time.
+    """Whether all attempts at a call that may have gone out are over and drained. `now_ms` is the store's time.
 
-    Its intent was durable when the row was last written, by the store's clock, and began when its worker says: the later
-    of the two counts, so that no clock that goes wrong makes the wait shorter.
+    No worker's clock counts, and nothing that is not sealed: the time is that of the claim which says that they are over.
     """
-    if not is_over(life, row, records):
-        return Drain("its worker is not known to be gone, and may still send; a frozen one would")
-    asked = read_asked(life.asked)
-    if not asked.settles_ms:
+    until_ms, news = 0, list[int]()
+    for attempt in _open_attempts(life.call, records):
+        if not _is_said_over(attempt.epoch, records) and not _is_seen_over(attempt.epoch, row, records):
+            return Drain("its worker is not known to be gone, and may still send; a frozen one would")
+        settles_ms = read_asked(attempt.body).settles_ms
+        if not settles_ms:
+            continue
+        over_ms = _over_since(attempt.epoch, records)
+        if over_ms is None:
+            news.append(attempt.epoch)
+        until_ms = max(until_ms, settles_ms + (now_ms if over_ms is None else over_ms))
+    if now_ms >= until_ms:
         return Drain()
-    until = max(asked.at_ms, row.updated_at) + asked.settles_ms
-    if now_ms >= until:
-        return Drain()
-    return Drain(f"what it sent may still take effect for {(until - now_ms) / 1000:.0f} s", until)
+    return Drain(f"what it sent may still take effect for {(until_ms - now_ms) / 1000:.0f} s", until_ms, tuple(news))
 
 
-def is_over(life: CallLife, row: StoredRow, records: Sequence[StoredRecord]) -> bool:
-    """Whether the code of the latest attempt runs no more: its worker said so, or its process is known to be gone."""
-    epoch = life.epoch
-    of_epoch = [record for record in records if record.epoch == epoch]
-    if any(record.kind in _LEFT and not codec.decode(record.body).get("threads") for record in of_epoch):
-        return True
-    later = next((record for record in records if record.kind == RecordKind.CLAIMED and record.epoch > epoch), None)
-    if later is not None and codec.decode(later.body).get("gone"):
-        return True
-    claimed = next((record for record in of_epoch if record.kind == RecordKind.CLAIMED), None)
+def hint_ms(row: StoredRow) -> int:
+    """When the run was last written, by the store's clock; 0 where the row, which is not sealed there, says nothing of use."""
+    return row.updated_at if type(row.updated_at) is int else 0
+
+
+def _open_attempts(call: str, records: Sequence[StoredRecord]) -> Sequence[StoredRecord]:
+    """The starts of a call of which nobody has said that nothing went out, or that it did not happen."""
+    found: list[StoredRecord] = []
+    for record in records:
+        if record.call != call:
+            continue
+        if record.kind == RecordKind.STARTED:
+            found.append(record)
+        elif record.kind == RecordKind.UNSENT:
+            found.pop()
+        elif record.kind == RecordKind.SETTLED and read_settled(record.body).how is Settlement.NOT_DONE:
+            found.clear()
+    return found
+
+
+def _is_said_over(epoch: int, records: Sequence[StoredRecord]) -> bool:
+    """Whether a record says that an epoch's worker has stopped: its own, or that of one that found it gone."""
+    for record in records:
+        if record.epoch == epoch and record.kind in _LEFT and not codec.decode(record.body).get("threads"):
+            return True
+        if record.epoch > epoch and record.kind == RecordKind.CLAIMED:
+            claimed = codec.decode(record.body)
+            if epoch in claimed.get("over", ()) or (record.epoch == epoch + 1 and claimed.get("gone")):
+                return True
+    return False
+
+
+def _over_since(epoch: int, records: Sequence[StoredRecord]) -> int | None:
+    """From when on a claim says that an epoch's attempts are over."""
+    claims = (codec.decode(record.body) for record in records if record.kind == RecordKind.CLAIMED and record.epoch > epoch)
+    return next((claim["over_at"] for claim in claims if epoch in claim.get("over", ())), None)
+
+
+def _is_seen_over(epoch: int, row: StoredRow, records: Sequence[StoredRecord]) -> bool:
+    """Whether the process of an epoch's worker is gone, as this one can see."""
+    claimed = next((record for record in records if record.epoch == epoch and record.kind == RecordKind.CLAIMED), None)
     mark = None if claimed is None else read_mark(claimed.body)
     if mark is None:
         return False

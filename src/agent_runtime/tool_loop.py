@@ -30,7 +30,6 @@ from agent_runtime.executor import (
     Executor,
     Siblings,
     is_being_cancelled,
-    is_transport,
     pause,
     read_ending,
     stop_in_doubt,
@@ -70,6 +69,7 @@ from agent_runtime.run import (
 )
 from agent_runtime.side_by_side import run_all
 from agent_runtime.tools import CALL_KEY, ToolRegistry
+from agent_runtime.transport import is_transport
 from agent_runtime.waiting import check_patience, until_decided
 
 _log = logging.getLogger("agent_runtime")
@@ -270,12 +270,11 @@ class _Again:
 
     async def look(self) -> LoopResult:
         """Where the run stands after it was parked; it goes on where something has come meanwhile."""
-        return await self._go_on(self._decider(), context=self._context, take_over=False, when_held=_leave_alone)
+        decide = self._decider(is_live=True)
+        return await self._go_on(decide, context=self._context, take_over=False, when_held=_leave_alone)
 
-    def _decider(self, *, rerun: RerunInDoubt = False, verdicts: Sequence[Verdict] = (), can_ask: bool = False) -> Decider:
-        return Decider(
-            self._backing, self._run_id, self._executor.registry, rerun=rerun, verdicts=verdicts, can_ask=can_ask
-        )  # fmt: skip
+    def _decider(self, **options: Any) -> Decider:
+        return Decider(self._backing, self._run_id, self._executor.registry, **options)
 
     async def _go_on(self, decide: Decider, **options: Any) -> LoopResult:
         when_held = {"when_held": decide.post} if decide.verdicts else {}

@@ -44,16 +44,16 @@ async def until_decided(
 
     A run that waits for a person is waited beside, for so many seconds each time.
     """
-    step = first
+    step, cause = first, None
     while True:
         try:
             result = await step()
-        except Parked:
-            step = again
+        except Parked as parked:
+            step, cause = again, parked.__cause__
             continue
-        except RecoveryNeedsDecision:
+        except RecoveryNeedsDecision as needed:
             if not seconds:
-                raise
+                raise needed from needed.__cause__ or cause  # what the tool raised, where nothing came meanwhile
         else:
             if result.status != "paused" or not seconds:
                 return result

@@ -14,8 +14,8 @@ from enum import IntEnum
 from typing import Any
 
 from agent_runtime.errors import AgentRuntimeError, CheckpointConflict, RecoveryNeedsDecision, RunQuarantined
-from agent_runtime.executor import is_transport
 from agent_runtime.telemetry import plain_line
+from agent_runtime.transport import is_transport
 
 PROVISION = "provision"
 """The name that the runs of the provisioning agent have."""

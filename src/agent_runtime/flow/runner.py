@@ -253,22 +253,15 @@ class FlowRunner:
     ) -> FlowResult[S]:
         return await until_decided(first, again, self._backing, run_id, self._wait_seconds)
 
-    def _decider(
-        self,
-        run_id: RunId,
-        *,
-        rerun: RerunInDoubt = False,
-        verdicts: Sequence[Verdict] = (),
-        can_ask: bool = False,
-    ) -> Decider:
-        return Decider(self._backing, run_id, self.executor.registry, rerun=rerun, verdicts=verdicts, can_ask=can_ask)
+    def _decider(self, run_id: RunId, **options: Any) -> Decider:
+        return Decider(self._backing, run_id, self.executor.registry, **options)
 
     async def _look(
         self, flow: Flow[S], run_id: RunId, ctx: RunContext | None, migrate: Migrate | None = None
     ) -> FlowResult[S]:
         """Where a run stands after it was parked; it goes on where something has come meanwhile."""
         return await self._recover(
-            flow, run_id, _Reader(flow, migrate), ctx, self._decider(run_id), when_held=_leave_alone
+            flow, run_id, _Reader(flow, migrate), ctx, self._decider(run_id, is_live=True), when_held=_leave_alone
         )  # fmt: skip
 
     async def _recover(
@@ -315,7 +308,7 @@ class FlowRunner:
             await run.barrier()  # what the calls gave reaches a node's code only once it is durable
             calls = Calls(
                 run, self.executor, superstep=position.superstep, gate=gate,
-                may_rerun=lambda life: is_permitted(rerun, run.run_id, life.call),
+                may_rerun=lambda life: is_permitted(rerun, run.run_id, life),
             )  # fmt: skip
             outcomes = await work_superstep(calls, graph, position, state, f"{position.superstep}/")
             if outcomes is not None:

@@ -29,8 +29,14 @@ class CallLife:
     attempts: int = 0
     asked: bytes = b""
     """The body of the latest `started`."""
+    first_asked: bytes = b""
+    """The body of the first `started`: from then on the remote may know the call's key."""
     ended: bytes = b""
     """The body of the ending: of `done`, or of the `settled` that closed the call."""
+    is_settled: bool = False
+    """Whether that was a `settled`: somebody else than the tool says what it gave."""
+    is_unsure: bool = False
+    """Whether an attempt before the latest one may have happened, too: nobody ever said that it did not."""
     unrecordable: int = 0
     """How many attempts ended in a result that could not be stored."""
     epoch: int = 0
@@ -119,12 +125,18 @@ def live_on(run_id: str, lives: dict[str, CallLife], record: StoredRecord, settl
         life = lives[record.call] = CallLife(record.call)
     settled = settlement(record.body) if record.kind == RecordKind.SETTLED else None
     move = MOVES.get(record.kind) if settled is None else SETTLEMENT_MOVES[settled.how]
-    state = None if move is None else after(life.state, move)
+    before = life.state
+    state = None if move is None else after(before, move)
     if state is None or (move is CallMove.STARTED and record.attempt != life.attempts + 1):
         raise _impossible(run_id, record, f"cannot follow {life.state.value!r} of call {record.call!r}")
     _take(life, record, state)
+    if move is CallMove.STARTED or (settled is not None and settled.how is Settlement.RERUN):
+        life.is_unsure = life.is_unsure or before in IN_DOUBT
+    elif settled is not None:
+        life.is_unsure = False
     if state is CallState.DONE:
         life.ended = record.body if settled is None else settled.ending
+        life.is_settled = settled is not None
 
 
 def _take(life: CallLife, record: StoredRecord, state: CallState) -> None:
@@ -132,6 +144,7 @@ def _take(life: CallLife, record: StoredRecord, state: CallState) -> None:
     match record.kind:
         case RecordKind.STARTED:
             life.attempts, life.asked, life.epoch = record.attempt, record.body, record.epoch
+            life.first_asked = life.first_asked or record.body
         case RecordKind.UNRECORDABLE:
             life.unrecordable += 1
         case RecordKind.PENDING:
