@@ -29,7 +29,6 @@ from agent_runtime.executor import (
     Ending,
     Executor,
     Siblings,
-    is_being_cancelled,
     is_transport,
     pause,
     read_ending,
@@ -69,7 +68,7 @@ from agent_runtime.run import (
     until_decided,
     work,
 )
-from agent_runtime.side_by_side import run_all
+from agent_runtime.side_by_side import is_being_cancelled, run_all
 from agent_runtime.tools import CALL_KEY, ToolRegistry
 
 _log = logging.getLogger("agent_runtime")
@@ -397,6 +396,8 @@ class _Loop:
             return doubt
         except CallPaused as paused:
             siblings.running -= 1
+            if siblings.running > 0:
+                await self.run.barrier()  # a person can see the request while the others are on their way
             return paused
 
     async def _call_side_by_side(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending | CallInDoubt | CallPaused | None]:

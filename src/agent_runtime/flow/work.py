@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NamedTuple, assert_never
 
 from agent_runtime.errors import CallFailed, FlowError
-from agent_runtime.executor import is_being_cancelled
 from agent_runtime.flow.calls import Calls, Halt, NodeRun, Planned
 from agent_runtime.flow.nodes import Call, Code, Graph, Inner, Mapped, Node
 from agent_runtime.flow.superstep import (
@@ -24,7 +23,7 @@ from agent_runtime.flow.superstep import (
     first_position,
     gather,
 )
-from agent_runtime.side_by_side import run_all
+from agent_runtime.side_by_side import is_being_cancelled, run_all
 
 MAX_SUPERSTEPS = 10_000
 """Of a run, and of a flow inside a node."""
@@ -212,7 +211,8 @@ async def _run_code(calls: Calls, place: Place, at: str, code: Code, given: tupl
     finally:
         await handle.close()
         calls.siblings.running -= 1
-        handle.raise_signal()
+        if not is_being_cancelled():  # to be stopped goes before whatever stopped a call
+            handle.raise_signal()
 
 
 def _allowed(place: Place, values: Mapping[str, object], writes: tuple[str, ...] | None) -> Mapping[str, object]:

@@ -120,7 +120,10 @@ def live_on(run_id: str, lives: dict[str, CallLife], record: StoredRecord, settl
     settled = settlement(record.body) if record.kind == RecordKind.SETTLED else None
     move = MOVES.get(record.kind) if settled is None else SETTLEMENT_MOVES[settled.how]
     state = None if move is None else after(life.state, move)
-    if state is None or (move is CallMove.STARTED and record.attempt != life.attempts + 1):
+    is_second = (move is CallMove.PENDING and life.pending) or (
+        move is CallMove.STARTED and record.attempt != life.attempts + 1
+    )
+    if state is None or is_second:
         raise _impossible(run_id, record, f"cannot follow {life.state.value!r} of call {record.call!r}")
     _take(life, record, state)
     if state is CallState.DONE:
