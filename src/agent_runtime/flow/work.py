@@ -191,11 +191,13 @@ async def _item(calls: Calls, place: Place, code: Code, at: int, given: tuple[An
 async def _run_code(calls: Calls, place: Place, at: str, code: Code, given: tuple[Any, ...]) -> Any:
     """What a function returns, once every call that it began has ended."""
     handle = NodeRun(calls, at, place.told)
+    is_stopped = False
     try:
         returned = code.function(*given, handle) if code.takes_run else code.function(*given)
         return await returned if inspect.isawaitable(returned) else returned
     except asyncio.CancelledError as error:
         if is_being_cancelled():
+            is_stopped = True  # which goes before whatever stopped a call
             await handle.cancel()
             raise
         raise FlowError(f"{place.told} let the cancellation of something that it waited for out of its function") from error
@@ -211,7 +213,7 @@ async def _run_code(calls: Calls, place: Place, at: str, code: Code, given: tupl
     finally:
         await handle.close()
         calls.siblings.running -= 1
-        if not is_being_cancelled():  # to be stopped goes before whatever stopped a call
+        if not is_stopped:
             handle.raise_signal()
 
 
