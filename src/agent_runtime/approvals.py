@@ -10,10 +10,10 @@ Rules of this file:
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from agent_runtime import codec
 from agent_runtime.clock import milliseconds, moment
@@ -22,6 +22,7 @@ from agent_runtime.journal.replay import CallLife
 from agent_runtime.tools import Tool
 
 LONGEST_NOTE = 10_000
+LONGEST_NAME = 500
 
 
 class Decision(Enum):
@@ -135,10 +136,6 @@ class ApprovalRequest(NamedTuple):
         return request
 
 
-MayApprove: TypeAlias = Callable[[str, ApprovalRequest], bool]
-"""Whether somebody may answer a request; raising says no, too."""
-
-
 class Asked(NamedTuple):
     """What a `pending` record says."""
 
@@ -216,8 +213,11 @@ def check_form(verdict: object) -> Verdict:
     if not isinstance(verdict, Verdict) or not isinstance(verdict.decision, Decision):
         raise VerdictRefused(f"expected a Verdict, found {verdict!r:.200}; make it with request.approve(by='…')")
     texts = (verdict.run_id, verdict.request, verdict.digest, verdict.by, verdict.note)
-    if not all(type(text) is str for text in texts) or len(verdict.note) > LONGEST_NOTE:
-        raise VerdictRefused(f"a verdict holds text, its note up to {LONGEST_NOTE} characters; found {verdict!r:.200}")
+    if not all(type(text) is str for text in texts) or len(verdict.note) > LONGEST_NOTE or len(verdict.by) > LONGEST_NAME:
+        raise VerdictRefused(
+            f"a verdict holds text, its note up to {LONGEST_NOTE} characters and its by up to {LONGEST_NAME}; "
+            f"found {verdict!r:.200}"
+        )
     if not verdict.by.strip():
         raise VerdictRefused("a verdict is somebody's: say whose, with by='…'")
     if (verdict.args is not None) is not (verdict.decision is Decision.EDIT):
@@ -231,9 +231,7 @@ def check_form(verdict: object) -> Verdict:
     return verdict
 
 
-def check_verdict(
-    verdict: Verdict, request: ApprovalRequest, life: CallLife, *, now_ms: int | None, principal: str | None
-) -> bool:
+def check_verdict(verdict: Verdict, request: ApprovalRequest, life: CallLife, *, now_ms: int | None) -> bool:
     """Whether the verdict is to be stored; false where the same answer is. `VerdictRefused` where it does not hold.
 
     `now_ms` is the store's time, asked for where the request expires.
@@ -248,17 +246,21 @@ def check_verdict(
         raise VerdictRefused(f"{where} was answered already: {stored.decision.value}, by {stored.by}; the first answer stands")
     if request.expires_at is not None and now_ms is not None and now_ms >= milliseconds(request.expires_at):
         raise VerdictRefused(f"{where} expired at {request.expires_at.isoformat()}; the model is told so")
-    if read_pending(life.pending).no_self and principal is not None and verdict.by.strip() == principal.strip():
-        raise VerdictRefused(f"{where} acts for {principal!r}, who may not answer it; somebody else must")
     return True
 
 
-def check_approver(verdict: Verdict, request: ApprovalRequest, may_approve: MayApprove | None) -> None:
-    """Refuse an answer of somebody who may not give one."""
-    if may_approve is None:
+def check_approver(
+    verdict: Verdict, request: ApprovalRequest, life: CallLife, tool: Tool | None, *, principal: str | None
+) -> None:
+    """Refuse an answer of somebody who may not give one: by what the tool said when it was asked, or says now."""
+    approval = None if tool is None else tool.approval
+    no_self = read_pending(life.pending).no_self or (approval is not None and approval.no_self)
+    if no_self and principal is not None and verdict.by.strip() == principal.strip():
+        raise VerdictRefused(f"request {request.id!r} of run {request.run_id!r} acts for {principal!r}, who may not answer it")
+    if approval is None or approval.may_approve is None:
         return
     try:
-        may = may_approve(verdict.by, request)
+        may = approval.may_approve(verdict.by, request)
     except Exception as error:
         raise VerdictRefused(
             f"whether {verdict.by!r} may answer request {request.id!r} could not be told: {type(error).__name__}: {error}"

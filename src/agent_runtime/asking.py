@@ -166,8 +166,8 @@ class Gate:
             now_ms = await self._now_if_it_ends(life)
             if verdict.request != request.id:
                 raise VerdictRefused(f"the verdict is for request {verdict.request!r}, asked was {request.id!r}")
-            check_verdict(verdict, request, life, now_ms=now_ms, principal=self._run.context.principal)
-            check_approver(verdict, request, None if self._tool.approval is None else self._tool.approval.may_approve)
+            check_verdict(verdict, request, life, now_ms=now_ms)
+            check_approver(verdict, request, life, self._tool, principal=self._run.context.principal)
             return check_sent(verdict, request, life, self._tool)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():

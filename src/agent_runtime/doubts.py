@@ -210,11 +210,11 @@ class Decider:
                 f"{first.by}; the first answer stands"
             )
         principal = RunContext.from_plain(case.opened["context"]).principal
-        is_new = check_verdict(verdict, request, life, now_ms=now_ms, principal=principal)
+        is_new = check_verdict(verdict, request, life, now_ms=now_ms)
         if not is_new or first is not None:
             return
         tool = self._registry.find(request.tool)
-        check_approver(verdict, request, None if tool is None or tool.approval is None else tool.approval.may_approve)
+        check_approver(verdict, request, life, tool, principal=principal)
         found[verdict.request] = check_sent(verdict, request, life, tool)
 
 

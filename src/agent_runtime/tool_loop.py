@@ -141,8 +141,10 @@ async def run_tool_loop(
     `parallel` bounds the calls of one reply that run side by side. `commits="each"` writes every record by itself.
 
     A call that needs a person's verdict pauses the run, unless `approvals` answers at once: the result is `paused`, its
-    `pending` the open requests. With `verdicts`, and no messages, the run of that id goes on, or `VerdictRefused` says why
-    not; then the run's own `ctx` is needed.
+    `pending` the open requests. With `verdicts`, and no messages, the run of that id goes on; then the run's own `ctx` is
+    needed, and a run that has ended is a conflict. `VerdictRefused` where one does not hold: nothing was stored then, and
+    the run is paused still. While another worker has the run they are left to it, and the result is `running`. Messages to
+    a run that is paused are refused with `CheckpointConflict`: decide first.
     """
     options = _options(max_steps, parallel)
     if verdicts is not None:
@@ -210,7 +212,10 @@ async def recover_tool_loop(
     same: fencing makes that safe, and a call then in flight is in doubt), `CheckpointStoreCorrupt`, `IdentityMismatch`,
     `RecoveryNeedsDecision` where a call is in doubt that neither its tool's rule nor `rerun_in_doubt` lets run again, and
     `RunQuarantined` past `max_attempts` claims without progress. `stuck_after`: seconds without a write after which the
-    heartbeat leaves the run to its lease; longer than any call may take.
+    heartbeat leaves the run to its lease; longer than any call may take, or any person whom `approvals` asks.
+
+    A run that waits for a person is given back as `paused`, with its requests; nothing is claimed. With `approvals` they are
+    asked; with `verdicts` it goes on as `run_tool_loop` says.
     """
     options = _options(max_steps, parallel)
     backing = make_backing(

@@ -190,9 +190,11 @@ class ToolRegistry:
         in doubt. `attempts` and `pause` (seconds, doubled each time): how a call is tried again that is known not to
         have gone out, or that its rule lets run again.
 
-        `needs_approval`: True, or a function of the checked arguments: a person must agree before the call goes out.
-        `approval_expires`: seconds after which nobody may any more. `may_approve(by, request)` says who may, and
-        `no_self_approval` keeps the run's own principal from it.
+        `needs_approval`: True, or a plain function of the checked arguments: a person must agree before the call goes out,
+        to the arguments as they will be sent; where those cannot be shown the call is answered with an error. A call in
+        doubt that was started before its tool needed approval is not run again by its rule. `approval_expires`: seconds
+        after which nobody may agree any more; the call is then answered as expired. `may_approve(by, request)` says who may
+        answer, and `no_self_approval` keeps the run's own principal from it; one that raises lets nobody.
 
         `probe(key, args)` asks the remote about a call in doubt and gives an `Outcome`. `settles_after`: seconds after
         which a request that was sent can no longer take effect there. `key_retention`: seconds for which the remote

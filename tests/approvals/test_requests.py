@@ -269,7 +269,7 @@ def verdict(**changed: Any) -> Verdict:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"by": ""}, {"by": "  "}, {"by": 5}, {"note": None}, {"note": "x" * 10_001}, {"args": {}},
+        {"by": ""}, {"by": "  "}, {"by": 5}, {"by": "x" * 501}, {"note": None}, {"note": "x" * 10_001}, {"args": {}},
         {"decision": Decision.EDIT}, {"decision": Decision.EDIT, "args": [1]}, {"decision": Decision.EDIT, "args": {1: 2}},
         {"decision": Decision.EDIT, "args": {"a": float("nan")}}, {"decision": Decision.EDIT, "args": {"a": object()}},
         {"decision": "approve"}, {"digest": b"d"},

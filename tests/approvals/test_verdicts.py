@@ -452,6 +452,13 @@ async def test_the_principal_of_a_run_may_be_kept_from_approving_it(place: Place
     assert (await resume(place, bench, request.approve(by="bo"), ctx=ctx)).status == "done"
 
 
+async def test_what_keeps_a_principal_from_approving_holds_for_requests_that_were_asked_before(place: Place) -> None:
+    old, new, ctx = needing(), needing(no_self_approval=True), RunContext(principal="ana")
+    request = await paused(place, old, ctx=ctx)
+    assert isinstance(await error_of(resume(place, new, request.approve(by="ana"), ctx=ctx)), VerdictRefused)
+    assert (await resume(place, new, request.approve(by="bo"), ctx=ctx)).status == "done"
+
+
 async def test_a_run_without_a_principal_can_be_approved_by_anybody(place: Place) -> None:
     bench = needing(no_self_approval=True)
     request = await paused(place, bench)
