@@ -22,6 +22,7 @@ from agent_runtime.journal.replay import CallLife
 from agent_runtime.tools import Tool
 
 LONGEST_NOTE = 10_000
+LONGEST_NAME = 500
 
 
 class Decision(Enum):
@@ -126,9 +127,13 @@ class ApprovalRequest(NamedTuple):
         try:
             plain = json.loads(text)
             times = {name: None if plain[name] is None else moment(plain[name]) for name in ("asked_at", "expires_at")}
-            return ApprovalRequest(**{**plain, **times})
-        except (KeyError, ValueError, TypeError, RecursionError) as error:
-            raise VerdictRefused(f"expected the JSON of a request, found what cannot be read: {error}") from error
+            request = ApprovalRequest(**{**plain, **times})
+        except (KeyError, ValueError, TypeError, OverflowError, OSError, RecursionError) as error:
+            raise VerdictRefused(f"expected the JSON of a request, found what cannot be read: {error!r}") from error
+        texts = (request.id, request.run_id, request.tool, request.digest, request.key)
+        if not (all(type(text) is str for text in texts) and type(request.step) is int and type(request.args) is dict):
+            raise VerdictRefused(f"expected the JSON of a request, found parts of other types: {request!r:.200}")
+        return request
 
 
 MayApprove: TypeAlias = Callable[[str, ApprovalRequest], bool]
@@ -183,17 +188,28 @@ def request_of(run_id: str, life: CallLife, key: str) -> ApprovalRequest:
     )
 
 
-def verdict_body(verdict: Verdict, at_ms: int) -> bytes:
+class Checked(NamedTuple):
+    """A verdict that holds. `sent`: the arguments that its edit makes of the call, as they will be sent."""
+
+    verdict: Verdict
+    sent: bytes = b""
+
+
+def verdict_body(checked: Checked, at_ms: int) -> bytes:
     """The body of a `verdict` record."""
-    plain = verdict.to_plain()
-    return codec.encode({**plain, "at": at_ms})
+    sent = {"sent": codec.decode(checked.sent)} if checked.sent else {}
+    return codec.encode({**checked.verdict.to_plain(), "at": at_ms, **sent})
 
 
 def read_verdict(body: bytes) -> Verdict:
     """The verdict that a `verdict` record holds."""
     plain = codec.decode(body)
-    del plain["at"]
-    return Verdict.from_plain(plain)
+    return Verdict.from_plain({name: value for name, value in plain.items() if name not in ("at", "sent")})
+
+
+def read_edit(body: bytes) -> bytes:
+    """The arguments that the edit of a `verdict` record made of its call: what was checked is what is sent."""
+    return codec.encode_checked(codec.decode(body)["sent"])
 
 
 def check_form(verdict: object) -> Verdict:
@@ -201,12 +217,17 @@ def check_form(verdict: object) -> Verdict:
     if not isinstance(verdict, Verdict) or not isinstance(verdict.decision, Decision):
         raise VerdictRefused(f"expected a Verdict, found {verdict!r:.200}; make it with request.approve(by='…')")
     texts = (verdict.run_id, verdict.request, verdict.digest, verdict.by, verdict.note)
-    if not all(type(text) is str for text in texts) or len(verdict.note) > LONGEST_NOTE:
-        raise VerdictRefused(f"a verdict holds text, its note up to {LONGEST_NOTE} characters; found {verdict!r:.200}")
+    if not all(type(text) is str for text in texts) or len(verdict.note) > LONGEST_NOTE or len(verdict.by) > LONGEST_NAME:
+        raise VerdictRefused(
+            f"a verdict holds text, its note up to {LONGEST_NOTE} characters and its by up to {LONGEST_NAME}; "
+            f"found {verdict!r:.200}"
+        )
     if not verdict.by.strip():
         raise VerdictRefused("a verdict is somebody's: say whose, with by='…'")
     if (verdict.args is not None) is not (verdict.decision is Decision.EDIT):
         raise VerdictRefused("an edit, and nothing else, has arguments of its own")
+    if verdict.args is not None and type(verdict.args) is not dict:
+        raise VerdictRefused(f"an edit holds its arguments as a dict by name, found {type(verdict.args).__name__}")
     try:
         codec.check_plain({**verdict.to_plain()})
     except Unrecordable as error:
@@ -214,9 +235,7 @@ def check_form(verdict: object) -> Verdict:
     return verdict
 
 
-def check_verdict(
-    verdict: Verdict, request: ApprovalRequest, life: CallLife, *, now_ms: int | None, principal: str | None
-) -> bool:
+def check_verdict(verdict: Verdict, request: ApprovalRequest, life: CallLife, *, now_ms: int | None) -> bool:
     """Whether the verdict is to be stored; false where the same answer is. `VerdictRefused` where it does not hold.
 
     `now_ms` is the store's time, asked for where the request expires.
@@ -231,15 +250,23 @@ def check_verdict(
         raise VerdictRefused(f"{where} was answered already: {stored.decision.value}, by {stored.by}; the first answer stands")
     if request.expires_at is not None and now_ms is not None and now_ms >= milliseconds(request.expires_at):
         raise VerdictRefused(f"{where} expired at {request.expires_at.isoformat()}; the model is told so")
-    if read_pending(life.pending).no_self and verdict.by == principal:
-        raise VerdictRefused(f"{where} acts for {principal!r}, who may not answer it; somebody else must")
     return True
 
 
-def check_approver(verdict: Verdict, request: ApprovalRequest, may_approve: MayApprove | None) -> None:
-    """Refuse an answer of somebody who may not give one."""
-    if may_approve is None:
-        return
+def check_approver(
+    verdict: Verdict, request: ApprovalRequest, life: CallLife, tool: Tool | None, *, principal: str | None
+) -> None:
+    """Refuse an answer of somebody who may not give one: by what the tool said when it was asked, or says now."""
+    approval = None if tool is None else tool.approval
+    no_self = read_pending(life.pending).no_self or (approval is not None and approval.no_self)
+    if no_self and principal is not None and verdict.by.strip() == principal.strip():
+        raise VerdictRefused(f"request {request.id!r} of run {request.run_id!r} acts for {principal!r}, who may not answer it")
+    if approval is not None and approval.may_approve is not None:
+        check_may(verdict, request, approval.may_approve)
+
+
+def check_may(verdict: Verdict, request: ApprovalRequest, may_approve: MayApprove) -> None:
+    """Refuse an answer of somebody of whom the hook does not say that they may give one."""
     try:
         may = may_approve(verdict.by, request)
     except Exception as error:
@@ -248,6 +275,36 @@ def check_approver(verdict: Verdict, request: ApprovalRequest, may_approve: MayA
         ) from error
     if may is not True:
         raise VerdictRefused(f"{verdict.by!r} may not answer request {request.id!r} of run {request.run_id!r}")
+
+
+def check_sent(verdict: Verdict, request: ApprovalRequest, life: CallLife, tool: Tool | None) -> Checked:
+    """The verdict with what it lets out, which for a denial is nothing; `VerdictRefused` where its tool would send another."""
+    if verdict.decision is Decision.DENY:
+        return Checked(verdict)
+    where = f"request {request.id!r} of run {request.run_id!r}"
+    if tool is None:
+        raise VerdictRefused(f"{where} is for tool {request.tool!r}, which is not registered here; register it, or deny it")
+    if verdict.decision is Decision.EDIT:
+        return Checked(verdict, check_edit(verdict, tool))
+    if find_digest(request.run_id, request.id, tool, asked_args(life)) != request.digest:
+        raise VerdictRefused(
+            f"{where} shows other arguments than tool {tool.name!r} would send now: its code has changed since it was asked. "
+            "Nothing was stored, the request is still open: deny it, say with an edit what shall be sent, or use the old code"
+        )
+    return Checked(verdict)
+
+
+def asked_args(life: CallLife) -> bytes:
+    """The arguments of a call that waits, as they were asked for."""
+    return codec.encode_checked(read_pending(life.pending).args)
+
+
+def find_digest(run_id: str, call: str, tool: Tool, recorded: bytes) -> str | None:
+    """The digest of a call as its tool would send it now; None where the tool does not take it."""
+    try:
+        return digest_of(run_id, call, tool.name, tool.shown(recorded))
+    except InvalidArguments:
+        return None
 
 
 def check_edit(verdict: Verdict, tool: Tool) -> bytes:

@@ -4,35 +4,40 @@ A call passes with a stored verdict for the very arguments that go out, or it do
 is `pending`; what an approvals port is asked about has its intent written first, and is asked about again after a crash.
 """
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from agent_runtime.approvals import (
     NOT_AGREED,
     ApprovalRequest,
+    Checked,
     Decision,
     Verdict,
     check_approver,
-    check_edit,
     check_form,
+    check_sent,
     check_verdict,
     denial,
     digest_of,
     expiry,
+    find_digest,
     pending_body,
+    read_edit,
     read_pending,
     read_verdict,
     request_of,
     verdict_body,
 )
 from agent_runtime.clock import milliseconds
-from agent_runtime.errors import InvalidArguments, VerdictRefused
+from agent_runtime.errors import VerdictRefused
 from agent_runtime.journal.records import RecordKind
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import WAITING, CallState
 from agent_runtime.run import Run
+from agent_runtime.side_by_side import is_being_cancelled
 from agent_runtime.tools import Tool, is_async_callable
 
 Ask: TypeAlias = Callable[[ApprovalRequest], Verdict | Awaitable[Verdict]]
@@ -65,6 +70,21 @@ class Stopped(NamedTuple):
     error: Mapping[str, str]
 
 
+def must_ask(tool: Tool, life: CallLife | None, recorded: bytes) -> bool:
+    """Whether a call passes the gate: one that was asked about, and one that its tool lets start by a person's word only."""
+    if life is not None and life.pending:
+        return True
+    is_to_start = life is None or life.state in (CallState.UNSENT, CallState.REOPENED)
+    return tool.approval is not None and is_to_start and tool.needs_approval(recorded)
+
+
+def went_out(life: CallLife | None, passed: Passed | None) -> TypeGuard[CallLife]:
+    """Whether the latest intent on record is one that acted: not one that nobody had agreed to yet."""
+    if life is None or not life.asked or life.state in (*WAITING, CallState.DECIDED):
+        return False
+    return passed is None or bool(life.verdict)
+
+
 class Gate:
     """Asks about one call of a run."""
 
@@ -80,7 +100,7 @@ class Gate:
     async def pass_or_pause(self, life: CallLife | None) -> Passed | Stopped:
         """Whether the call may go out; `CallPaused` where nobody has said so yet."""
         if life is None or not life.pending:
-            life = await self._pend()
+            life = await self._pend(0 if life is None else life.attempts)
         if life.state in WAITING:
             return await self._wait(life)
         verdict = read_verdict(life.verdict)
@@ -88,9 +108,9 @@ class Gate:
             return Stopped(denial(verdict))
         if life.state is CallState.DECIDED and await self._is_late(life):
             return Stopped(expiry(self._request(life)))
-        return self._spend(life, verdict)
+        return self._spend(life, verdict, read_edit(life.verdict) if verdict.decision is Decision.EDIT else self._recorded)
 
-    async def _pend(self) -> CallLife:
+    async def _pend(self, attempts: int) -> CallLife:
         run, approval = self._run, self._tool.approval
         assert approval is not None, "only a call that needs a verdict is asked about"
         sent = self._tool.shown(self._recorded)
@@ -104,7 +124,7 @@ class Gate:
         )  # fmt: skip
         run.note(RecordKind.PENDING, self._call, 0, body)
         await run.barrier_if_each()
-        life = CallLife(self._call, CallState.PENDING, pending=body)
+        life = CallLife(self._call, CallState.PENDING, attempts, pending=body)
         if run.has_sinks:
             run.announce_when_committed("approval.requested", self._told(self._request(life)))
         return life
@@ -123,21 +143,22 @@ class Gate:
         attempt = life.attempts + 1
         run.note(RecordKind.STARTED, self._call, attempt, b"%b%d}" % (self._asked, run.now_ms()))
         await run.ready_to_act(is_alone=False)
-        verdict = await self._answer(request, life)
+        checked = await self._answer(request, life)
+        verdict = checked.verdict
         if verdict.decision is not Decision.APPROVE:
             run.note(RecordKind.UNSENT, self._call, attempt, NOT_AGREED)
             await run.barrier_if_each()
-        body = verdict_body(verdict, run.now_ms())
+        body = verdict_body(checked, run.now_ms())
         run.note(RecordKind.VERDICT, self._call, 0, body)
         await run.barrier_if_each()
         if run.has_sinks:
             run.announce_when_committed("approval.decided", {**self._told(request), **told_verdict(verdict)})
         if verdict.decision is Decision.DENY:
             return Stopped(denial(verdict))
-        passed = self._spend(life, verdict)
+        passed = self._spend(life, verdict, checked.sent or self._recorded)
         return passed._replace(attempts=attempt, is_started=verdict.decision is Decision.APPROVE)
 
-    async def _answer(self, request: ApprovalRequest, life: CallLife) -> Verdict:
+    async def _answer(self, request: ApprovalRequest, life: CallLife) -> Checked:
         """What the port says. One that raises, or gives what does not hold, has not answered."""
         assert self._ask is not None, "there is a port to ask"
         try:
@@ -145,36 +166,27 @@ class Gate:
             now_ms = await self._now_if_it_ends(life)
             if verdict.request != request.id:
                 raise VerdictRefused(f"the verdict is for request {verdict.request!r}, asked was {request.id!r}")
-            check_verdict(verdict, request, life, now_ms=now_ms, principal=self._run.context.principal)
-            check_approver(verdict, request, None if self._tool.approval is None else self._tool.approval.may_approve)
-            if verdict.decision is Decision.EDIT:
-                check_edit(verdict, self._tool)
-            return verdict
-        except Exception as error:
+            check_verdict(verdict, request, life, now_ms=now_ms)
+            check_approver(verdict, request, life, self._tool, principal=self._run.context.principal)
+            return check_sent(verdict, request, life, self._tool)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
             why = f"{type(error).__name__}: {error}"
             self._run.announce("approval.refused", {**self._told(request), "why": why})
             raise CallPaused(request) from error
 
-    def _spend(self, life: CallLife, verdict: Verdict) -> Passed:
-        pending = read_pending(life.pending)
+    def _spend(self, life: CallLife, verdict: Verdict, recorded: bytes) -> Passed:
+        """Let the call out with these arguments, if its tool still makes of them what was agreed to."""
+        run, tool, digest = self._run, self._tool, read_pending(life.pending).digest
         if verdict.decision is Decision.EDIT:
-            recorded = check_edit(verdict, self._tool)
-        else:
-            recorded = self._recorded
-            if self._digest_now() != pending.digest:
-                raise VerdictRefused(
-                    f"call {self._call} of run {self._run.run_id!r} would not go out with the arguments that "
-                    f"{verdict.by} agreed to: tool {self._tool.name!r} makes others of them now. Nothing was run; recover it "
-                    "with the code that asked, or cancel it"
-                )
-        return Passed(recorded, self._tool.check(recorded), b',"verdict":"%b"' % pending.digest.encode(), life.attempts)
-
-    def _digest_now(self) -> str | None:
-        try:
-            sent = self._tool.shown(self._recorded)
-        except InvalidArguments:
-            return None
-        return digest_of(self._run.run_id, self._call, self._tool.name, sent)
+            digest = digest_of(run.run_id, self._call, tool.name, recorded)
+        if find_digest(run.run_id, self._call, tool, recorded) != digest:
+            raise VerdictRefused(
+                f"call {self._call} of run {run.run_id!r} would not go out with the arguments that {verdict.by} agreed to: "
+                f"tool {tool.name!r} makes others of them now. Nothing was run: recover it with the old code, or cancel it"
+            )
+        return Passed(recorded, tool.check(recorded), b',"verdict":"%b"' % digest.encode(), life.attempts)
 
     async def _is_late(self, life: CallLife) -> bool:
         expires_ms = read_pending(life.pending).expires_ms

@@ -13,11 +13,11 @@ from agent_runtime import codec
 from agent_runtime.approvals import (
     NOT_AGREED,
     ApprovalRequest,
-    Decision,
+    Checked,
     Verdict,
     check_approver,
-    check_edit,
     check_form,
+    check_sent,
     check_verdict,
     expiry,
     read_pending,
@@ -25,13 +25,14 @@ from agent_runtime.approvals import (
     verdict_body,
 )
 from agent_runtime.clock import milliseconds
-from agent_runtime.errors import Doubt, UnknownTool, Unrecordable, VerdictRefused
+from agent_runtime.errors import Doubt, InvalidArguments, Unrecordable, VerdictRefused
+from agent_runtime.events import emit
 from agent_runtime.ids import RunId, build_key, is_reply
 from agent_runtime.inbox import Cancel, Message, MessageKind, find_cancel, post_message
 from agent_runtime.journal.records import RecordKind, StoredRecord, StoredRow
 from agent_runtime.journal.replay import CallLife, History
 from agent_runtime.journal.seal import Noted, sealer_for
-from agent_runtime.journal.states import CallState, Settlement
+from agent_runtime.journal.states import WAITING, CallState, Settlement
 from agent_runtime.run import Backing, RunContext, prefix_of
 from agent_runtime.settlements import (
     OUTCOMES,
@@ -129,8 +130,6 @@ class Decider:
         self._rerun = rerun
         self.verdicts = [_checked(verdict, run_id) for verdict in _listed(verdicts)]
         self._can_ask = can_ask
-        self.refused: list[tuple[Message, str]] = []
-        """Verdicts of the inbox that did not hold, and why."""
 
     async def __call__(self, case: Case) -> Decisions:
         """`VerdictRefused` where a verdict that was given does not hold; one of the inbox is passed over."""
@@ -165,8 +164,8 @@ class Decider:
             return
         now_ms = milliseconds(await self._backing.store.now())
         sealer = sealer_for(self._backing.ring, tenant=self._backing.tenant, run_id=self._run_id)
-        for verdict in self._find_verdicts(case, now_ms).values():
-            await post_message(self._backing.store, sealer, MessageKind.VERDICT, verdict.to_plain())
+        for checked in self._find_verdicts(case, now_ms).values():
+            await post_message(self._backing.store, sealer, MessageKind.VERDICT, checked.verdict.to_plain())
 
     # Calls in doubt.
 
@@ -176,9 +175,13 @@ class Decider:
         said = find_late(case, life) or find_settlement(case, life, now_ms)
         if said is not None:
             return _by(said, is_progress=True)
-        if tool is not None and may_repeat(tool, life, case.records, case.row, now_ms):
+        is_unasked = tool is not None and _needs_asking(tool, life, asked.args)
+        if tool is not None and not is_unasked and may_repeat(tool, life, case.records, case.row, now_ms):
             return _Settled(reruns=1)
-        left, drain = _Unsettled(_why(case, life, tool)), drain_of(life, case.row, case.records, now_ms)
+        why = _why(case, life, tool)
+        if is_unasked and tool is not None and tool.rule.may_repeat:
+            why = "it was started when its tool needed nobody's approval, and needs it now: no rule runs it again unasked"
+        left, drain = _Unsettled(why), drain_of(life, case.row, case.records, now_ms)
         if tool is not None and tool.probe is not None:
             probed = await self._probe(case, tool, life, drain)
             if isinstance(probed, Said):
@@ -219,39 +222,54 @@ class Decider:
 
     # Verdicts.
 
-    def _find_verdicts(self, case: Case, now_ms: int) -> dict[str, Verdict]:
+    def _find_verdicts(self, case: Case, now_ms: int) -> dict[str, Checked]:
         """The verdict to store of each request: the first that holds, those of the inbox before those that were given."""
-        found: dict[str, Verdict] = {}
-        self.refused.clear()
+        found: dict[str, Checked] = {}
         for message in case.messages:
             if message.kind is MessageKind.VERDICT:
                 try:
                     self._take(case, _checked(Verdict.from_plain(message.body), self._run_id), found, now_ms)
-                except (VerdictRefused, UnknownTool) as refused:
-                    self.refused.append((message, str(refused)))
+                except VerdictRefused as refused:
+                    self._tell_refused(case, message, str(refused))
         for verdict in self.verdicts:
             self._take(case, verdict, found, now_ms)
         return found
 
-    def _take(self, case: Case, verdict: Verdict, found: dict[str, Verdict], now_ms: int) -> None:
+    def _tell_refused(self, case: Case, message: Message, why: str) -> None:
+        """Say that an answer which somebody posted does not hold, where its request is open still."""
+        call = message.body.get("request")
+        life = case.history.lives.get(call) if isinstance(call, str) else None
+        if life is not None and life.state in WAITING:
+            told = {"step": case.row.step, "call": call, "tool": read_pending(life.pending).tool, "why": why}
+            emit(self._backing.sinks, "approval.refused", case.run_id, told)
+
+    def _take(self, case: Case, verdict: Verdict, found: dict[str, Checked], now_ms: int) -> None:
         life = case.history.lives.get(verdict.request)
         request = check_request(case, verdict, life)
         assert life is not None, "a request is a call's"
-        first = found.get(verdict.request)
+        first = found[verdict.request].verdict if verdict.request in found else None
         if first is not None and not first.is_same_answer(verdict):
             raise VerdictRefused(
                 f"request {verdict.request!r} of run {case.run_id!r} was answered already: {first.decision.value}, by "
                 f"{first.by}; the first answer stands"
             )
         principal = RunContext.from_plain(case.opened["context"]).principal
-        is_new = check_verdict(verdict, request, life, now_ms=now_ms, principal=principal)
+        is_new = check_verdict(verdict, request, life, now_ms=now_ms)
         if not is_new or first is not None:
             return
-        tool = self._registry.get(request.tool)
-        check_approver(verdict, request, None if tool.approval is None else tool.approval.may_approve)
-        if verdict.decision is Decision.EDIT:
-            check_edit(verdict, tool)
-        found[verdict.request] = verdict
+        tool = self._registry.find(request.tool)
+        check_approver(verdict, request, life, tool, principal=principal)
+        found[verdict.request] = check_sent(verdict, request, life, tool)
+
+
+def _needs_asking(tool: Tool, life: CallLife, args: Mapping[str, object]) -> bool:
+    """Whether its tool needs a person's approval by now of a call that was started without one."""
+    if tool.approval is None or life.pending:
+        return False
+    try:
+        return tool.needs_approval(codec.encode_checked(dict(args)))
+    except InvalidArguments:
+        return True
 
 
 class _Unsettled(NamedTuple):
@@ -317,12 +335,12 @@ def find_settlement(case: Case, life: CallLife, now_ms: int) -> Said | None:
     return None
 
 
-def _answer(case: Case, life: CallLife, verdicts: Mapping[str, Verdict], now_ms: int) -> Sequence[Noted]:
+def _answer(case: Case, life: CallLife, verdicts: Mapping[str, Checked], now_ms: int) -> Sequence[Noted]:
     """The records that close an open request; none where it stays open."""
-    verdict = verdicts.get(life.call)
+    checked = verdicts.get(life.call)
     expires_ms = read_pending(life.pending).expires_ms
-    if verdict is not None:
-        record = (int(RecordKind.VERDICT), life.call, 0, verdict_body(verdict, now_ms))
+    if checked is not None:
+        record = (int(RecordKind.VERDICT), life.call, 0, verdict_body(checked, now_ms))
     elif expires_ms is not None and now_ms >= expires_ms:
         error = expiry(request_of(case.run_id, life, ""))
         record = (int(RecordKind.DONE), life.call, 0, codec.encode({"error": error}))

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias, assert_never
 
 from agent_runtime import codec
-from agent_runtime.approvals import ApprovalRequest, request_of
-from agent_runtime.asking import Ask, CallPaused, Gate, Passed, Stopped
+from agent_runtime.approvals import ApprovalRequest, Decision, denial, read_verdict, request_of
+from agent_runtime.asking import Ask, CallPaused, Gate, Passed, Stopped, must_ask, went_out
 from agent_runtime.clock import milliseconds
 from agent_runtime.crash import CrashPoint
 from agent_runtime.doubts import FORGOTTEN, MOST_UNRECORDABLE, make_doubt
@@ -24,6 +24,7 @@ from agent_runtime.errors import (
     RecoveryNeedsDecision,
     UnknownTool,
     Unrecordable,
+    VerdictRefused,
 )
 from agent_runtime.ids import CallId, seq_of
 from agent_runtime.journal.journal import Commits
@@ -33,6 +34,7 @@ from agent_runtime.journal.states import IN_DOUBT, WAITING, CallState
 from agent_runtime.offload import Job
 from agent_runtime.run import Parked, Run, next_wake
 from agent_runtime.settlements import Asked, read_asked
+from agent_runtime.side_by_side import is_being_cancelled
 from agent_runtime.tools import CALL_KEY, Tool, ToolRegistry
 from agent_runtime.transport import find_conflict, is_transport
 
@@ -133,17 +135,16 @@ class Executor:
         recorded_args = codec.encode_checked(dict(args))
         try:
             tool = self.registry.get(name)
-            arguments = tool.check(recorded_args)
+            arguments = tool.check(recorded_args) if life is None or not life.pending else {}
         except (UnknownTool, InvalidArguments) as error:
             return await _refuse(run, call, life, name, error, siblings)
         if life is not None and life.state in IN_DOUBT and not tool.rule.may_repeat:
             raise CallInDoubt(_doubt(run, life, name, "it was started and has no ending, and nobody has decided about it"))
-        passed: Passed | None = None
-        if life.pending if life is not None else tool.approval is not None and tool.needs_approval(arguments):
-            came = await self._ask(run, call, tool, recorded_args, life)
-            if isinstance(came, Stopped):
-                return await _answer(run, call, tool, came.error, siblings)
-            passed, recorded_args, arguments = came, came.recorded, came.arguments
+        passed = await self._ask(run, call, tool, recorded_args, life) if must_ask(tool, life, recorded_args) else None
+        if isinstance(passed, Stopped):
+            return await _answer(run, call, tool.name, passed.error, siblings)
+        if passed is not None:
+            recorded_args, arguments = passed.recorded, passed.arguments
         return await self._act(run, call, tool, arguments, _Attempts(run, call, tool, recorded_args, life, siblings, passed))
 
     async def _ask(self, run: Run, call: CallId, tool: Tool, recorded_args: bytes, life: CallLife | None) -> Passed | Stopped:
@@ -152,6 +153,10 @@ class Executor:
             return await Gate(run, tool, call, _asked(tool, recorded_args), recorded_args, self.approvals).pass_or_pause(life)
         except InvalidArguments as error:  # no person could be shown what they agree to
             return Stopped({"type": type(error).__name__, "message": str(error)})
+        except VerdictRefused as error:
+            if life is None or life.state not in IN_DOUBT:
+                raise
+            raise CallInDoubt(_doubt(run, life, tool.name, str(error)), error) from error
 
     async def _act(self, run: Run, call: CallId, tool: Tool, arguments: dict[str, Any], attempts: "_Attempts") -> Ending:
         """Intent, act, confirm; again where the rule lets it, until there is an ending."""
@@ -185,10 +190,13 @@ async def _refuse(
     run: Run, call: CallId, life: CallLife | None, name: str, error: UnknownTool | InvalidArguments, siblings: Siblings
 ) -> Ending:
     """A call that no tool takes is answered with why, and never sent; one that was sent before is in doubt."""
-    if life is not None and life.pending and not life.asked:
-        if life.state in WAITING:
-            raise CallPaused(request_of(run.run_id, life, run.key(call))) from error
-        raise error
+    if life is not None and life.state in WAITING:
+        raise CallPaused(request_of(run.run_id, life, run.key(call))) from error
+    if life is not None and life.state is CallState.DECIDED:
+        verdict = read_verdict(life.verdict)
+        if verdict.decision is not Decision.DENY:
+            raise error
+        return await _answer(run, call, name, denial(verdict), siblings)
     if life is not None and life.state is not CallState.NEW:
         raise CallInDoubt(_doubt(run, life, name, f"its tool no longer takes it: {error}"), error) from error
     body = _error_body(error)
@@ -198,13 +206,13 @@ async def _refuse(
     return read_ending(body, None)
 
 
-async def _answer(run: Run, call: CallId, tool: Tool, error: Mapping[str, str], siblings: Siblings) -> Ending:
-    """A call that does not go out, with why."""
-    body = _ERROR + codec.encode(dict(error)) + b"}"
-    told = {"call": call, "tool": tool.name, "attempt": 0, "error": f"{error['type']}: {error['message']}"}
+async def _answer(run: Run, call: CallId, name: str, error: Mapping[str, str], siblings: Siblings) -> Ending:
+    """A call that does not go out, with why: a person's words may hold what no request can."""
+    body = _ERROR + codec.encode(codec.readable(dict(error))) + b"}"
+    told = {"call": call, "tool": name, "attempt": 0, "error": f"{error['type']}: {error['message']}"}
     if note_ending(run, call, 0, body, siblings, told):
         await run.barrier()
-    return read_ending(body, tool)
+    return read_ending(body, None)
 
 
 def _asked(tool: Tool, recorded_args: bytes) -> bytes:
@@ -257,7 +265,7 @@ class _Attempts:
         self.attempt = on_record if passed is None else passed.attempts - self.is_started
         self.unrecordable = 0 if life is None else life.unrecordable
         self.tries_left = max(1, tool.attempts - self.attempt)
-        if life is not None and life.asked and not life.asked.startswith(self.asked):
+        if went_out(life, passed) and not life.asked.startswith(self.asked):
             raise CheckpointStoreCorrupt(
                 f"run {run.run_id!r}: call {call} was asked with other arguments than its decision holds; nothing was run"
             )
@@ -435,12 +443,6 @@ def _after(tool: Tool, error: BaseException, job: Job[Any] | None, *, is_late: b
     if not tool.rule.may_repeat or is_transport(error):
         return Unknown(_why_unknown(error), error)
     return Answered(error)
-
-
-def is_being_cancelled() -> bool:
-    """Whether it is this task that is being stopped, and not something that it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def read_ending(body: bytes, tool: Tool | None, *, is_settled: bool = False) -> Ending:

@@ -25,6 +25,7 @@ from agent_runtime.approvals import (
     check_approver,
     check_edit,
     check_form,
+    check_may,
     check_verdict,
     read_verdict,
 )
@@ -60,7 +61,7 @@ from agent_runtime.settlements import (
     say,
     settled_body,
 )
-from agent_runtime.tools import ToolRegistry
+from agent_runtime.tools import Tool, ToolRegistry
 
 _log = logging.getLogger("agent_runtime")
 T = TypeVar("T")
@@ -364,20 +365,21 @@ class Door(NamedTuple):
         life = case.history.lives.get(verdict.request)
         request = check_request(case, verdict, life)
         assert life is not None, "a request is a call's"
-        check_verdict(verdict, request, life, now_ms=now_ms, principal=principal)
-        check_approver(verdict, request, self.may_approve)
-        self._check_by_tool(verdict, request)
+        check_verdict(verdict, request, life, now_ms=now_ms)
+        if self.may_approve is not None:
+            check_may(verdict, request, self.may_approve)
+        tool = None if self.registry is None else self.registry.find(request.tool)
+        check_approver(verdict, request, life, tool, principal=principal)
+        self._check_by_tool(verdict, request, tool)
 
-    def _check_by_tool(self, verdict: Verdict, request: ApprovalRequest) -> None:
+    def _check_by_tool(self, verdict: Verdict, request: ApprovalRequest, tool: Tool | None) -> None:
         if self.registry is None:
             return
-        tool = self.registry.find(request.tool)
         if tool is None:
             if verdict.decision is Decision.EDIT:
                 there = sorted(spec.name for spec in self.registry.specs)
                 raise VerdictRefused(f"an edit of a call of {request.tool!r} cannot be checked: the tools here are {there}")
             return
-        check_approver(verdict, request, None if tool.approval is None else tool.approval.may_approve)
         if verdict.decision is Decision.EDIT:
             check_edit(verdict, tool)
 

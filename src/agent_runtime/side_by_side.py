@@ -48,3 +48,9 @@ def _raise_gravest(tasks: Sequence[asyncio.Task[Any]]) -> None:
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, Exception)):
         raise error
+
+
+def is_being_cancelled() -> bool:
+    """Whether it is this task that is being stopped, and not something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

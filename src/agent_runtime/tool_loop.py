@@ -29,7 +29,6 @@ from agent_runtime.executor import (
     Ending,
     Executor,
     Siblings,
-    is_being_cancelled,
     pause,
     read_ending,
     stop_in_doubt,
@@ -67,7 +66,7 @@ from agent_runtime.run import (
     start,
     work,
 )
-from agent_runtime.side_by_side import run_all
+from agent_runtime.side_by_side import is_being_cancelled, run_all
 from agent_runtime.tools import CALL_KEY, ToolRegistry
 from agent_runtime.transport import is_transport
 from agent_runtime.waiting import check_patience, until_decided
@@ -145,7 +144,10 @@ async def run_tool_loop(
 
     A call that needs a person's verdict pauses the run, unless `approvals` answers at once: the result is `paused`, its
     `pending` the open requests. For `wait_seconds` this worker waits beside such a run first. With `verdicts`, and no
-    messages, the run of that id goes on, or `VerdictRefused` says why not; then the run's own `ctx` is needed.
+    messages, the run of that id goes on; then the run's own `ctx` is needed, and a run that has ended is a conflict.
+    `VerdictRefused` where one does not hold: nothing was stored then, and the run is paused still. While another worker has
+    the run they are left to it, and the result is `running`. Messages to a run that is paused are refused with
+    `CheckpointConflict`: decide first.
     """
     options = _options(max_steps, parallel, wait_seconds)
     if verdicts is not None:
@@ -216,7 +218,10 @@ async def recover_tool_loop(
     same: fencing makes that safe, and a call then in flight is in doubt), `CheckpointStoreCorrupt`, `IdentityMismatch`,
     `RecoveryNeedsDecision` where a call is in doubt that neither its tool's rule nor `rerun_in_doubt` lets run again, and
     `RunQuarantined` past `max_attempts` claims without progress. `stuck_after`: seconds without a write after which the
-    heartbeat leaves the run to its lease; longer than any call may take.
+    heartbeat leaves the run to its lease; longer than any call may take, or any person whom `approvals` asks.
+
+    A run that waits for a person is given back as `paused`, with its requests; nothing is claimed. With `approvals` they are
+    asked; with `verdicts` it goes on as `run_tool_loop` says.
     """
     options = _options(max_steps, parallel, wait_seconds)
     backing = make_backing(
@@ -407,6 +412,8 @@ class _Loop:
             return doubt
         except CallPaused as paused:
             siblings.running -= 1
+            if siblings.running > 0:
+                await self.run.barrier()  # a person can see the request while the others are on their way
             return paused
 
     async def _call_side_by_side(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending | CallInDoubt | CallPaused | None]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
@@ -91,19 +93,37 @@ class Tool:
         return self.check_arguments(args)
 
     def shown(self, args: bytes) -> bytes:
-        """The arguments as they will be sent, as plain data: what a person agrees to. `InvalidArguments`."""
-        shown = _as_plain(self.check(args))
-        if _as_plain(self.check(shown)) != shown:
+        """The arguments as they will be sent, as plain data: what a person agrees to.
+
+        `InvalidArguments` where the tool does not take them, where their plain form does not say all that is sent, or where
+        the check makes others of them each time.
+        """
+        checked = self.check(args)
+        shown = _as_plain(checked)
+        try:
+            where = codec.difference(checked, self.check(shown))
+        except InvalidArguments as error:
+            raise InvalidArguments(f"what would be shown to a person is not what is sent: {error}") from error
+        if where is not None or _as_plain(self.check(args)) != shown:
             raise InvalidArguments(
-                f"tool {self.name!r} changes its arguments each time they are checked, so nobody can agree to them"
+                f"tool {self.name!r} makes other arguments each time they are checked, or keeps some from being shown, so "
+                "nobody can agree to them"
             )
         return shown
 
-    def needs_approval(self, arguments: dict[str, Any]) -> bool:
-        """Whether a call with these checked arguments needs a person's verdict."""
+    def needs_approval(self, args: bytes) -> bool:
+        """Whether a call with these recorded arguments, which the tool takes, needs a person's verdict.
+
+        `ToolDefinitionError` where the function that the tool declares for it cannot say.
+        """
         if self.approval is None or isinstance(self.approval.needed, bool):
             return self.approval is not None and self.approval.needed is True
-        needed: object = self.approval.needed(dict(arguments))
+        try:
+            needed: object = self.approval.needed(self.check(args))  # its own, which it may change
+        except Exception as error:
+            raise ToolDefinitionError(
+                f"needs_approval= of tool {self.name!r} raised {type(error).__name__}: {error}; nothing was called"
+            ) from error
         if not isinstance(needed, bool):
             raise ToolDefinitionError(
                 f"needs_approval= of tool {self.name!r} gives True or False, found {type(needed).__name__}; nothing was called"
@@ -170,9 +190,11 @@ class ToolRegistry:
         in doubt. `attempts` and `pause` (seconds, doubled each time): how a call is tried again that is known not to
         have gone out, or that its rule lets run again.
 
-        `needs_approval`: True, or a function of the checked arguments: a person must agree before the call goes out.
-        `approval_expires`: seconds after which nobody may any more. `may_approve(by, request)` says who may, and
-        `no_self_approval` keeps the run's own principal from it.
+        `needs_approval`: True, or a plain function of the checked arguments: a person must agree before the call goes out,
+        to the arguments as they will be sent; where those cannot be shown the call is answered with an error. A call in
+        doubt that was started before its tool needed approval is not run again by its rule. `approval_expires`: seconds
+        after which nobody may agree any more; the call is then answered as expired. `may_approve(by, request)` says who may
+        answer, and `no_self_approval` keeps the run's own principal from it; one that raises lets nobody.
 
         `probe(key, args)` asks the remote about a call in doubt and gives an `Outcome`. `settles_after`: seconds after
         which a request that was sent can no longer take effect there. `key_retention`: seconds for which the remote
@@ -182,7 +204,7 @@ class ToolRegistry:
 
         def register(function: F) -> F:
             rule = _rule(function, idempotent=idempotent, pure=pure, probes=probe is not None)
-            approval = Approval(needs_approval, _positive("approval_expires", approval_expires), may_approve, no_self_approval)
+            approval = Approval(needs_approval, _expires(approval_expires), may_approve, no_self_approval)
             tool = _define(
                 function,
                 name=str(name or getattr(function, "__name__", "")),
@@ -256,14 +278,19 @@ def _rule(function: Callable[..., Any], *, idempotent: bool, pure: bool, probes:
 
 
 def _approval(given: Approval) -> Approval | None:
-    if not (isinstance(given.needed, bool) or callable(given.needed)):
-        raise ToolDefinitionError(f"needs_approval= is True, or a function of the arguments, found {given.needed!r}")
+    if not isinstance(given.needed, bool) and not _is_plain_function(given.needed):
+        raise ToolDefinitionError(f"needs_approval= is True, or a plain function of the arguments, found {given.needed!r}")
     if given.needed is not False:
-        _function("may_approve", given.may_approve)
+        if given.may_approve is not None and not _is_plain_function(given.may_approve):
+            raise ToolDefinitionError(f"may_approve= is a plain function of who and what, found {given.may_approve!r}")
         return given
     if given != Approval(False):
         raise ToolDefinitionError("how a call is approved is declared on a tool without needs_approval=; add it")
     return None
+
+
+def _is_plain_function(given: object) -> bool:
+    return callable(given) and not is_async_callable(given)
 
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -273,6 +300,16 @@ def _function(option: str, given: C | None, *, is_async: bool = False) -> C | No
     if given is not None and not (is_async_callable(given) if is_async else callable(given)):
         raise ToolDefinitionError(f"{option}= is {'an async' if is_async else 'a'} function, found {given!r}")
     return given
+
+
+LONGEST_OPEN_SECONDS = 3_155_760_000
+"""A hundred years: no calendar holds what may be said beyond."""
+
+
+def _expires(value: float | None) -> float | None:
+    if value is not None and not (type(value) in (int, float) and 0 < value <= LONGEST_OPEN_SECONDS):
+        raise ToolDefinitionError(f"approval_expires= is a number of seconds above 0, up to a hundred years, found {value!r}")
+    return value
 
 
 def _key_seconds(rule: RepeatRule, value: float | None) -> float | None:
@@ -285,12 +322,36 @@ def _as_plain(arguments: dict[str, Any]) -> bytes:
     """Checked arguments as plain data; `InvalidArguments` where some have no such form."""
     if codec.is_plain(arguments):
         return codec.encode(arguments)
-    from pydantic_core import PydanticSerializationError, to_jsonable_python
+    from pydantic_core import PydanticSerializationError
 
     try:
-        return codec.encode(to_jsonable_python(arguments, by_alias=True, inf_nan_mode="constants"))
-    except (PydanticSerializationError, Unrecordable) as error:
+        return codec.encode(_plain_of(_in_order(arguments)))
+    except (PydanticSerializationError, Unrecordable, RecursionError) as error:
         raise InvalidArguments(f"the arguments cannot be shown to a person as they will be sent: {error}") from error
+
+
+def _plain_of(value: object) -> object:
+    from pydantic_core import to_jsonable_python
+
+    with warnings.catch_warnings():  # of a list where a set is declared, which `_in_order` made
+        warnings.simplefilter("ignore", UserWarning)
+        return to_jsonable_python(value, by_alias=True, inf_nan_mode="constants")
+
+
+def _in_order(value: Any) -> Any:
+    """The value with its sets as lists in an order of their own: that of a set is another one in each process."""
+    if isinstance(value, set | frozenset):
+        return sorted((_in_order(item) for item in value), key=lambda item: codec.encode(_plain_of(item)))
+    if isinstance(value, dict):
+        return {key: _in_order(item) for key, item in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return [_in_order(item) for item in value]
+    if not is_dataclass(value) and not hasattr(type(value), "model_fields"):
+        return value
+    twin = copy(value)
+    for name in getattr(type(value), "model_fields", None) or [each.name for each in fields(value)]:
+        object.__setattr__(twin, name, _in_order(getattr(value, name)))
+    return twin
 
 
 def _answers(declared: object) -> tuple[type[Exception], ...]:

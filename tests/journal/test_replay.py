@@ -69,7 +69,9 @@ def legal_lives(draw: st.DrawFn) -> list[Told]:
     attempts = dict.fromkeys(states, 0)
     for step in range(draw(st.integers(0, 25))):
         call = draw(st.sampled_from(sorted(states)))
+        is_pended = any(each.call == call and each.move is CallMove.PENDING for each in told)
         moves = [move for before, move in CALL_LIFE if before is states[call]]
+        moves = [move for move in moves if not (is_pended and move is CallMove.PENDING)]  # a call is asked about once
         if not moves:
             continue
         move = draw(st.sampled_from(moves))

@@ -111,6 +111,8 @@ class Calls:
             except CallPaused as paused:
                 self.siblings.running -= 1
                 self.paused.append(paused.request)
+                if self.siblings.running > 0:
+                    await self.run.barrier()  # a person can see the request while the others are on their way
                 raise Halt from None
         return _checked(planned, ending)
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NamedTuple, assert_never
 
 from agent_runtime.errors import CallFailed, FlowError
-from agent_runtime.executor import is_being_cancelled
 from agent_runtime.flow.calls import Calls, Halt, NodeRun, Planned
 from agent_runtime.flow.nodes import Call, Code, Graph, Inner, Mapped, Node
 from agent_runtime.flow.superstep import (
@@ -24,7 +23,7 @@ from agent_runtime.flow.superstep import (
     first_position,
     gather,
 )
-from agent_runtime.side_by_side import run_all
+from agent_runtime.side_by_side import is_being_cancelled, run_all
 
 MAX_SUPERSTEPS = 10_000
 """Of a run, and of a flow inside a node."""
@@ -192,11 +191,13 @@ async def _item(calls: Calls, place: Place, code: Code, at: int, given: tuple[An
 async def _run_code(calls: Calls, place: Place, at: str, code: Code, given: tuple[Any, ...]) -> Any:
     """What a function returns, once every call that it began has ended."""
     handle = NodeRun(calls, at, place.told)
+    is_stopped = False
     try:
         returned = code.function(*given, handle) if code.takes_run else code.function(*given)
         return await returned if inspect.isawaitable(returned) else returned
     except asyncio.CancelledError as error:
         if is_being_cancelled():
+            is_stopped = True  # which goes before whatever stopped a call
             await handle.cancel()
             raise
         raise FlowError(f"{place.told} let the cancellation of something that it waited for out of its function") from error
@@ -212,7 +213,8 @@ async def _run_code(calls: Calls, place: Place, at: str, code: Code, given: tupl
     finally:
         await handle.close()
         calls.siblings.running -= 1
-        handle.raise_signal()
+        if not is_stopped:
+            handle.raise_signal()
 
 
 def _allowed(place: Place, values: Mapping[str, object], writes: tuple[str, ...] | None) -> Mapping[str, object]:

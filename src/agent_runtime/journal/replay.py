@@ -127,7 +127,10 @@ def live_on(run_id: str, lives: dict[str, CallLife], record: StoredRecord, settl
     move = MOVES.get(record.kind) if settled is None else SETTLEMENT_MOVES[settled.how]
     before = life.state
     state = None if move is None else after(before, move)
-    if state is None or (move is CallMove.STARTED and record.attempt != life.attempts + 1):
+    is_second = (move is CallMove.PENDING and life.pending) or (
+        move is CallMove.STARTED and record.attempt != life.attempts + 1
+    )
+    if state is None or is_second:
         raise _impossible(run_id, record, f"cannot follow {life.state.value!r} of call {record.call!r}")
     _take(life, record, state)
     if move is CallMove.STARTED or (settled is not None and settled.how is Settlement.RERUN):

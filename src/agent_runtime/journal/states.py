@@ -5,7 +5,8 @@ Rules that the tables hold:
 * A call ends once: no move leads out of `DONE`.
 * An act has its own earlier `started`: `DONE` follows `NEW` only for a call that was refused before it was sent.
 * What nobody knows is `STARTED` or `UNRECORDABLE`; only an ending, a settlement or another attempt leads out.
-* A call that needs a verdict acts only after it: what leads from `PENDING` to `STARTED` passes through a `verdict`. While
+* A call that needs a verdict acts only after it: what leads from `PENDING` to `STARTED` passes through a `verdict`. It is
+  asked about once, and before it acts; one that was sent unasked and did not happen may still be. While
   `ASKING`, its intent is written and the person is asked: nothing has gone out.
 * A final status has no successor.
 
@@ -73,12 +74,14 @@ CALL_LIFE: dict[tuple[CallState, CallMove], CallState] = {
     (CallState.STARTED, CallMove.SETTLED_DONE): CallState.DONE,
     (CallState.STARTED, CallMove.SETTLED_NOT_DONE): CallState.REOPENED,
     (CallState.STARTED, CallMove.SETTLED_RERUN): CallState.REOPENED,
+    (CallState.UNSENT, CallMove.PENDING): CallState.PENDING,
     (CallState.UNSENT, CallMove.STARTED): CallState.STARTED,
     (CallState.UNSENT, CallMove.DONE): CallState.DONE,
     (CallState.UNRECORDABLE, CallMove.STARTED): CallState.STARTED,
     (CallState.UNRECORDABLE, CallMove.SETTLED_DONE): CallState.DONE,
     (CallState.UNRECORDABLE, CallMove.SETTLED_NOT_DONE): CallState.REOPENED,
     (CallState.UNRECORDABLE, CallMove.SETTLED_RERUN): CallState.REOPENED,
+    (CallState.REOPENED, CallMove.PENDING): CallState.PENDING,
     (CallState.REOPENED, CallMove.STARTED): CallState.STARTED,
     (CallState.REOPENED, CallMove.DONE): CallState.DONE,
 }
