@@ -55,6 +55,8 @@ class Passed(NamedTuple):
     recorded: bytes
     arguments: dict[str, Any]
     granted: bytes
+    asked: bytes
+    """How the call's intent begins as it was decided, and as a port was asked about it."""
     attempts: int = 0
     """How many attempts are on record."""
     is_started: bool = False
@@ -169,7 +171,8 @@ class Gate:
                     f"{verdict.by} agreed to: tool {self._tool.name!r} makes others of them now. Nothing was run; recover it "
                     "with the code that asked, or cancel it"
                 )
-        return Passed(recorded, self._tool.check(recorded), b',"verdict":"%b"' % pending.digest.encode(), life.attempts)
+        granted = b',"verdict":"%b"' % pending.digest.encode()
+        return Passed(recorded, self._tool.check(recorded), granted, self._asked, life.attempts)
 
     def _digest_now(self) -> str | None:
         try:

@@ -250,7 +250,8 @@ class _Attempts:
         else:
             self.attempt, self.unrecordable = life.attempts, life.unrecordable
             self.tries_left = max(1, tool.attempts - self.attempt)
-        if life is not None and life.asked and not life.asked.startswith(self.asked):
+        known = (self.asked,) if passed is None else (self.asked, passed.asked)  # as it was before somebody edited it
+        if life is not None and life.asked and not life.asked.startswith(known):
             raise CheckpointStoreCorrupt(
                 f"run {run.run_id!r}: call {call} was asked with other arguments than its decision holds; nothing was run"
             )

@@ -14,14 +14,22 @@ from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.testing.crash_sweep.report import Row, SweepReport
-from agent_runtime.testing.crash_sweep.scenario import FLOWS, SCENARIOS, SHORT_SCENARIOS, AnyScenario, Scenario
+from agent_runtime.testing.crash_sweep.scenario import (
+    FLOWS,
+    FLOWS_WITH_PEOPLE,
+    PEOPLE,
+    SCENARIOS,
+    SHORT_SCENARIOS,
+    AnyScenario,
+    Scenario,
+)
 from agent_runtime.testing.crash_sweep.severed import Severing
 from agent_runtime.testing.crash_sweep.sweep import COMMITS, MakeStore, sweep
 from agent_runtime.testing.crash_sweep.world import OpenStore, open_faulty
 
 LOCAL_STORES = ("sqlite", "memory")
 STORES = (*LOCAL_STORES, "postgres")
-ALL: dict[str, AnyScenario] = {each.name: each for each in (*SCENARIOS, *FLOWS, *SHORT_SCENARIOS)}
+ALL: dict[str, AnyScenario] = {each.name: each for each in (*SCENARIOS, *FLOWS, *PEOPLE, *FLOWS_WITH_PEOPLE, *SHORT_SCENARIOS)}
 LOOK_SECONDS = 0.2
 
 Show: TypeAlias = Callable[[int, int], None]
@@ -51,7 +59,8 @@ def plan(
 
     `postgres` is the URL of a server to sweep on as well; a schema is made there for each row, and dropped.
     """
-    named = {"sqlite": [each.name for each in (*SCENARIOS, *FLOWS)], "memory": list(ALL), "postgres": list(ALL)}
+    long = [each.name for each in ALL.values() if each not in SHORT_SCENARIOS]
+    named = {"sqlite": long, "memory": list(ALL), "postgres": list(ALL)}
     return [
         Job(scenario, mode, store, depth or _usual_depth(scenario, mode, store), postgres or "")
         for store in stores or (STORES if postgres else LOCAL_STORES)
