@@ -120,7 +120,7 @@ class World:
         """What the remote gave to each attempt at a call."""
         self._frozen: dict[int, bytes] = {}
         """The epochs whose workers stand still, with their owners."""
-        self._backing = make_backing(store, KeyRing.of(KEY))
+        self.backing = make_backing(store, KeyRing.of(KEY), commits=commits, offload=_NoHeartbeat())
         self._prefix = key_prefix(self.run_id)
         self._found: Found | None = None
         self._seen: Sequence[StoredRecord] = ()
@@ -218,7 +218,7 @@ class World:
     async def look(self) -> Found | None:
         """The run as it is stored now, verified, and held against what was seen of it before."""
         try:
-            found = await find(self._backing, self.run_id, kind=self.program.kind, context=None)
+            found = await find(self.backing, self.run_id, kind=self.program.kind, context=None)
         except CheckpointNotFound:
             if self._seen or self.remote.requests or self.model.calls:
                 self.fail(Rule.GROWS, "nothing is stored, though something was, or was done")
@@ -233,6 +233,10 @@ class World:
         self._check_settled(records)
         self._seen = records
         return found
+
+    async def find(self) -> None:
+        """Take over the run as it is stored: what was written by others than this world's workers."""
+        self._found = await self.look()
 
     async def durable(self) -> Sequence[StoredRecord]:
         """The records that a power cut would leave now."""
