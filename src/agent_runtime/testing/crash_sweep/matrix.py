@@ -33,6 +33,8 @@ STORES = (*LOCAL_STORES, "postgres")
 ALL: dict[str, AnyScenario] = {each.name: each for each in (*SCENARIOS, *FLOWS, *PEOPLE, *FLOWS_WITH_PEOPLE, *SHORT_SCENARIOS)}
 LONGEST = "flow: code, loop, inner, error"
 """So many moments that two deaths are left to the store that is quickest."""
+ASKED_ON_A_SERVER = ("people: by message", "people: at the port", "flow: ask three")
+"""Of those with people in them: one for each way on which an answer comes."""
 LOOK_SECONDS = 0.2
 
 Show: TypeAlias = Callable[[int, int], None]
@@ -64,8 +66,9 @@ def plan(
 
     `postgres` is the URL of a server to sweep on as well; a schema is made there for each row, and dropped.
     """
-    long = [each.name for each in ALL.values() if each not in SHORT_SCENARIOS]
-    named = {"sqlite": [*long, *MIXTURES], "memory": [*ALL, *MIXTURES], "postgres": list(ALL)}
+    long = [name for name, each in ALL.items() if each not in SHORT_SCENARIOS]
+    slow = [name for name, each in ALL.items() if each not in (*PEOPLE, *FLOWS_WITH_PEOPLE) or name in ASKED_ON_A_SERVER]
+    named = {"sqlite": [*long, *MIXTURES], "memory": [*ALL, *MIXTURES], "postgres": slow}
     return [
         _job(scenario, mode, store, depth, postgres or "")
         for store in stores or (STORES if postgres else LOCAL_STORES)
@@ -87,7 +90,7 @@ def _usual_depth(scenario: str, commits: str, store: str) -> int:
     """Three deaths where there are few moments and no disk to wait for; two or one where each is a server's."""
     if store == "postgres":
         return 2 if ALL[scenario] in SHORT_SCENARIOS and commits == "grouped" else 1
-    if store == "sqlite" and scenario == LONGEST:
+    if store == "sqlite" and (scenario == LONGEST or (commits == "each" and ALL[scenario] in (*PEOPLE, *FLOWS_WITH_PEOPLE))):
         return 1
     return 3 if ALL[scenario] in SHORT_SCENARIOS and commits == "grouped" and store == "memory" else 2
 

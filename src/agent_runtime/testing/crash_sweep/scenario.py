@@ -211,6 +211,7 @@ PEOPLE = (
 SHORT_SCENARIOS = (
     Scenario("one key", [_calls("charge"), _END], travel_tools),
     Scenario("one doubt", [_calls("mail"), _END], travel_tools),
+    Scenario("one question", [_asked(order="ask other"), _END], people_tools),
 )
 """What it sweeps with three: the worker of the second recovery dies too."""
 
