@@ -22,6 +22,8 @@ class Backend:
     name = "SQLite"
     floors = "sqlite"
     long_ratio = 1.3
+    answer_ms = 300
+    """How soon a verdict is to be acted upon: a file is asked, a server tells."""
 
     @property
     def facts(self) -> str:
@@ -46,6 +48,7 @@ class PostgresBackend(Backend):
     name = "Postgres"
     floors = "asyncpg"
     long_ratio = 1.6
+    answer_ms = 50
 
     @property
     def facts(self) -> str:

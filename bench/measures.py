@@ -182,6 +182,24 @@ def flows(bench: Bench) -> list[Row]:
     return rows
 
 
+def people(bench: Bench) -> list[Row]:
+    """How soon a call goes out that somebody agreed to, and what waiting for people costs."""
+    sizes = bench.sizes
+    what = "from a verdict to its call, a worker waiting beside the run"
+    answered, _ = bench.in_turns(what, bench.job("people.answered", times=sizes.answers))
+    idle, _ = bench.in_turns(
+        f"waiting for {sizes.waited:,} paused runs", bench.job("people.idle", runs=sizes.waited, seconds=sizes.idle_seconds)
+    )
+    return [
+        _row(what, Unit.MILLISECONDS, answered, [], _milliseconds, ours_at_most(bench.backend.answer_ms)),
+        _row(f"{what}: the slowest", Unit.MILLISECONDS, answered, [], lambda each: each["most"] * 1e3, None),
+        _row(
+            f"a processor's share, waiting for {sizes.waited:,} paused runs", Unit.PERCENT, idle, [],
+            lambda each: each["cpu"] * 100, ours_at_most(1),
+        ),
+    ]  # fmt: skip
+
+
 def load(bench: Bench) -> list[Row]:
     """Read and verify one long run."""
     options = {"records": bench.sizes.records, "times": bench.sizes.loads}
@@ -271,6 +289,7 @@ MEASURES: dict[str, Callable[[Bench], list[Row]]] = {
     "kept": kept,
     "recovery": recovery,
     "flows": flows,
+    "people": people,
     "load": load,
     "beats": beats,
     "size": size,

@@ -24,6 +24,7 @@ class Unit(Enum):
     KILOBYTES = "KB"
     MEGABYTES = "MB"
     TIMES = "×"
+    PERCENT = "%"
     COUNT = ""
 
 
@@ -154,7 +155,7 @@ def written(value: float, unit: Unit, *, exact: bool = False) -> str:
             number = f"{value:.0f}"
         case Unit.MILLISECONDS:
             number = f"{value:.0f}" if value >= 20 else f"{value:.1f}"
-        case Unit.SECONDS | Unit.TIMES:
+        case Unit.SECONDS | Unit.TIMES | Unit.PERCENT:
             number = f"{value:.2f}"
         case Unit.KILOBYTES | Unit.MEGABYTES:
             number = f"{value:.1f}"

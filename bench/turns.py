@@ -40,9 +40,23 @@ class Sizes:
     starts: int = 6
     beating_runs: int = 10_000
     beats: int = 9
+    answers: int = 30
+    waited: int = 10_000
+    idle_seconds: float = 10.0
 
 
-QUICK = Sizes(runs=200, long_steps=200, kept_steps=(50, 250), killed=50, idle_runs=1000, starts=4, beating_runs=2000)
+QUICK = Sizes(
+    runs=200,
+    long_steps=200,
+    kept_steps=(50, 250),
+    killed=50,
+    idle_runs=1000,
+    starts=4,
+    beating_runs=2000,
+    answers=5,
+    waited=200,
+    idle_seconds=1.0,
+)
 
 
 def ask_process(name: str, options: dict[str, Any]) -> Figures:

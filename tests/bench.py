@@ -17,7 +17,7 @@ from agent_runtime.errors import KeyConflict
 from agent_runtime.ids import RunId, Step
 from agent_runtime.journal.records import StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
 from agent_runtime.journal.seal import KeyRing, open_run
-from agent_runtime.journal.store import Answer, Append, CheckpointStore, Guard
+from agent_runtime.journal.store import Answer, Append, CheckpointStore, Ear, Guard
 from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
 from agent_runtime.model import Model, ModelFunction
 from agent_runtime.offload import ThreadOffload
@@ -257,6 +257,9 @@ class Delegate:
     async def now(self) -> datetime:
         self.check("now")
         return await self.inner.now()
+
+    async def listen(self, ring: Callable[[], None]) -> Ear:
+        return await self.inner.listen(ring)  # unchecked: nobody could catch a refusal in the background
 
     def reopen(self) -> CheckpointStore:
         return self.inner.reopen()

@@ -25,7 +25,7 @@ from bench.workload import late_to_early, payload_of
 
 TINY = Sizes(
     runs=4, steps=3, crowds=(2,), long_steps=10, kept_steps=(1, 5), counted_steps=(1, 3), killed=3, recover_in_flight=2,
-    records=20, loads=1, idle_runs=20, starts=1, beating_runs=30, beats=2,
+    records=20, loads=1, idle_runs=20, starts=1, beating_runs=30, beats=2, answers=1, waited=5, idle_seconds=0.02,
 )  # fmt: skip
 
 # Of each measure some rows, and what both sides come to where that is certain.
@@ -36,6 +36,7 @@ ROWS: dict[str, dict[str, tuple[list[float], list[float]] | None]] = {
     "kept": {"stored bytes a step over the payload": None, "commits a step, counted": ([2.0], [4.0])},
     "recovery": {"finished calls run again": ([0.0], [])},
     "flows": {"finished calls of flows run again": ([0.0], [])},
+    "people": {"from a verdict to its call, a worker waiting beside the run": None},
     "load": {"load and verify a run of 20 records": None},
     "beats": {"heartbeats of 30 runs": None},
     "size": {"memory of an open idle run above its messages": None, "size of the core install": None},

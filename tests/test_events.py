@@ -54,7 +54,7 @@ def test_each_event_is_one_line_of_a_fixed_form(name: str, data: dict[str, objec
     assert lines_of(name, data) == [line]
 
 
-@pytest.mark.parametrize("name", ["checkpoint.saved", "call.settled", "something.new"])
+@pytest.mark.parametrize("name", ["checkpoint.saved", "recovery.progress", "something.new"])
 def test_what_has_no_line_says_nothing(name: str) -> None:
     assert lines_of(name, {"kind": "loop"}) == []
 

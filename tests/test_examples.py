@@ -23,6 +23,13 @@ KEY_LINES = {
         "after the decision: ['ana: The build is green. [mail-1:0]']",
         "done - Ana knows.",
     ],
+    "refund": [
+        "paused: refund {'order': 'B-2', 'amount': 900} waits for a person",
+        "done: refunded 20 for A-1 [refund-7:0.0]; refunded 90 for B-2 [refund-7:0.1]",
+        "2 model calls",
+        "at the bank: ['20 for A-1 [refund-7:0.0]', '90 for B-2 [refund-7:0.1]']",
+    ],
+    "ask": ["done - closed the account of Kim: asked for it"],
     "operate": ["ana done step 1", "claim 1 (start), which ended it: done", "released: False", "corrupt: 0"],
     "tools": [
         '    {"show":"Hamlet","day":"2030-05-01"}',

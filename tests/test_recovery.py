@@ -107,12 +107,11 @@ async def test_an_identity_that_is_no_text_is_refused_before_anything_is_stored(
 
 
 async def test_a_paused_run_is_given_back_as_it_is_and_no_worker_is_used(place: Place) -> None:
-    bench, model = Bench(), Script(CALL, "done")
-    await abandoned(place, bench, model)
-    await rewrite(place, RunStatus.PAUSED)
+    bench, model = Bench(needs_approval=True), Script([("charge", {"amount": 1})], "done")
+    await Worker(place).run(model, bench.registry)
     async with untouched(place.open(), ID):
         result = await Worker(place).recover(model, bench.registry)
-    assert (result.status, bench.entered.total(), model.asked) == ("paused", 0, 1)
+    assert (result.status, len(result.pending), bench.entered.total(), model.asked) == ("paused", 1, 0, 1)
 
 
 async def test_a_quarantined_run_is_a_conflict_until_it_is_released(place: Place) -> None:
@@ -239,13 +238,15 @@ async def test_every_doubt_is_decided_before_anything_acts(place: Place) -> None
 
 
 async def half_decided(place: Place, bench: Bench, model: Script, doubts: Sequence[Doubt]) -> None:
-    """One of two doubts decided is not enough; both are, and only the call's own run and place count."""
-    entered = bench.entered.total()
-    for permitted in (doubts[:1], doubts[1:], [], False):
-        with pytest.raises(RecoveryNeedsDecision):
+    """One of two doubts decided is not enough, and stays decided; only the call's own run and place count."""
+    entered, left = bench.entered.total(), doubts
+    for permitted in ([], False, doubts[:1], [], False):
+        left = doubts[1:] if permitted else left
+        with pytest.raises(RecoveryNeedsDecision) as needed:
             await Worker(place).recover(model, bench.registry, rerun_in_doubt=permitted)
+        assert [doubt.call for doubt in needed.value.doubts] == [doubt.call for doubt in left]
     assert bench.entered.total() == entered
-    result = await Worker(place).recover(model, bench.registry, rerun_in_doubt=doubts)
+    result = await Worker(place).recover(model, bench.registry, rerun_in_doubt=doubts[1:])
     assert results_in(result.messages) == ["effect 1", "effect 2", "effect 3", "what is known of x"]
     assert bench.effects == 3
     settled = [record for record in (await place.load("run")).records if record.kind == RecordKind.SETTLED]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from agent_runtime import Runs
+from agent_runtime import Outcome, Runs, ToolRegistry
+from agent_runtime.approvals import ApprovalRequest, Verdict
 from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import RecoveryNeedsDecision
+from agent_runtime.ids import RunId
+from agent_runtime.inbox import MessageKind, write_message
 from agent_runtime.journal.records import RecordKind, StoredRecord
+from agent_runtime.journal.seal import sealer_for
 from agent_runtime.journal.states import CallState
 from agent_runtime.timeline import read_timeline
-from tests.bench import KEY, Asked, Bench, Place, Script, Worker, error_of
+from tests.bench import KEY, RING, Asked, Bench, Killed, Place, Script, Worker, error_of, expect_death
 
 CHARGE: list[Asked] = [("charge", {"amount": 5})]
 
@@ -70,3 +74,70 @@ def test_a_lost_decision_is_not_in_doubt() -> None:
     told = read_timeline([record(RecordKind.STARTED, b'{"messages":1}', 1, "0/model")])
     assert told.calls["0/model"].state is CallState.STARTED
     assert told.doubts == []
+
+
+async def test_it_is_told_who_settled_a_call_in_doubt_a_person_its_probe_or_its_own_worker_that_was_late(place: Place) -> None:
+    async def probe(key: str, args: dict[str, object]) -> Outcome:
+        return Outcome.done(f"{key} is there")
+
+    registry = ToolRegistry()
+
+    @registry.tool(probe=probe)
+    async def charge(amount: int) -> str:
+        raise RuntimeError("after which nobody knows")
+
+    await Worker(place).run(Script(CHARGE, "done"), registry, "asked")
+    runs = Runs(place.open(), checkpoint_key=KEY)
+    asked = (await runs.show("asked")).timeline.calls["0"]
+    assert (asked.state, asked.outcome) == (CallState.DONE, {"result": "asked:0 is there"})
+    assert asked.settled == {"how": "done", "by": "its probe", "why": "the remote says that it happened"}
+
+    bench = Bench()
+    await Worker(place).killed_at(CrashPoint.AFTER_CALL).run_and_die(Script(CHARGE, "done"), bench.registry, "late")
+    run = await place.load("late")
+    left = {"call": "0", "attempt": 1, "epoch": 1, "opened": run.records[0].seal.hex(), "ending": {"result": "late"}}
+    message = write_message(sealer_for(RING, tenant="", run_id="late"), MessageKind.LATE, left)
+    await place.open().post(RunId("late"), message)
+    await Worker(place).recover(Script(CHARGE, "done"), bench.registry, "late")
+    late = (await runs.show("late")).timeline.calls["0"]
+    assert (late.state, late.outcome, late.settled["by"]) == (CallState.DONE, {"result": "late"}, "its worker")
+
+    await Worker(place).killed_at(CrashPoint.AFTER_CALL).run_and_die(Script(CHARGE, "done"), bench.registry, "person")
+    assert await runs.settle("person", "0", Outcome.not_done(), by="ana", why="asked the bank")
+    told = (await runs.show("person")).timeline
+    assert told.calls["0"].settled == {"how": "not_done", "by": "ana", "why": "asked the bank"}
+    assert (told.calls["0"].state, told.doubts) == (CallState.REOPENED, [])
+    assert (told.segments[-1].why, told.segments[-1].left) == (
+        "settlement",
+        "settled call 0 as not done, by ana (asked the bank)",
+    )
+
+
+async def test_a_request_its_verdict_and_what_went_out_are_told_of_one_call(place: Place) -> None:
+    bench, runs = Bench(needs_approval=True), Runs(place.open(), checkpoint_key=KEY)
+    await Worker(place).run(Script(CHARGE, "done"), bench.registry)
+    [waiting] = (await runs.show("run")).timeline.pending
+    assert (waiting.call, waiting.tool, waiting.args) == ("0", "charge", {"amount": 5})
+    assert (waiting.state, waiting.attempts, waiting.verdict) == (CallState.PENDING, 0, {})
+    await runs.edit(("run", "0"), {"amount": 3}, by="ana", note="less")
+    await Worker(place).recover(Script(CHARGE, "done"), bench.registry)
+    told = (await runs.show("run")).timeline
+    call = told.calls["0"]
+    assert told.pending == []
+    assert call.verdict == {"decision": "edit", "by": "ana", "note": "less", "args": {"amount": 3}}
+    assert (call.state, call.attempts, call.args, call.outcome) == (CallState.DONE, 1, {"amount": 3}, {"result": "effect 1"})
+
+
+async def test_a_call_that_was_being_asked_about_when_its_worker_died_waits_and_is_in_no_doubt(place: Place) -> None:
+    bench, runs = Bench(needs_approval=True), Runs(place.open(), checkpoint_key=KEY)
+
+    def ask(request: ApprovalRequest) -> Verdict:
+        raise Killed("killed while it asks")
+
+    await expect_death(Worker(place).run(Script(CHARGE, "done"), bench.registry, approvals=ask))
+    told = (await runs.show("run")).timeline
+    assert ([call.call for call in told.pending], told.doubts) == (["0"], [])
+    await runs.cancel("run", by="ana", why="enough")
+    told = (await runs.show("run")).timeline
+    assert (told.pending, told.cancelled) == ([], {"by": "ana", "why": "enough"})
+    assert told.segments[-1].left == "ended it: cancelled by ana (enough)"

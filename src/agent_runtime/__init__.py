@@ -6,9 +6,11 @@ tools        what the model may call, and what a crash in the middle of a call l
 tool_loop    model, tools, model, until done; recover_tool_loop goes on after a crash
 flow/        a graph of nodes; its every superstep is a checkpoint and its every call replays
 recovery     verify, decide every doubt, claim
+approvals    what a person is asked before a call goes out, and what they answer
+settlements  how a call in doubt is settled
 executor     one tool call: check, intent, act, confirm
 testing/     the store contract, the crash sweep, faulty stores, a scripted model, a clock to move
-runs         operating runs: list, show, release, verify
+runs         operating runs: list, show, answer, settle, cancel, release, delete, verify
 supervisor   starts a worker on every run whose worker died; `python -m agent_runtime.supervisor`
 mock/        the two remotes of the provisioning agent
 provision    `python -m agent_runtime`: the agent that shows it all
@@ -19,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agent_runtime.approvals import ApprovalRequest, Verdict
     from agent_runtime.errors import (
         AgentRuntimeError,
         CallFailed,
@@ -33,8 +36,10 @@ if TYPE_CHECKING:
         InvalidRunId,
         InvalidSetting,
         KeyConflict,
+        NotInDoubt,
         NotSent,
         RecoveryNeedsDecision,
+        SettlementRefused,
         StepLimitReached,
         StoreRefused,
         StoreUnavailable,
@@ -58,6 +63,7 @@ if TYPE_CHECKING:
     from agent_runtime.model import Model
     from agent_runtime.run import RunContext
     from agent_runtime.runs import Runs
+    from agent_runtime.settlements import Outcome, Rerun
     from agent_runtime.telemetry import HistorySink, LogSink
     from agent_runtime.tool_loop import LoopResult, recover_tool_loop, run_tool_loop
     from agent_runtime.tools import ToolRegistry, idempotency_key
@@ -65,11 +71,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "approvals": ("ApprovalRequest", "Verdict"),
     "errors": (
         "AgentRuntimeError", "CallFailed", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt",
         "FlowError", "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict",
-        "NotSent", "RecoveryNeedsDecision", "RunQuarantined", "StepLimitReached", "StoreRefused", "StoreUnavailable",
-        "ToolDefinitionError", "ToolError", "UnknownKey", "UnknownTool", "Unrecordable", "VerdictRefused",
+        "NotInDoubt", "NotSent", "RecoveryNeedsDecision", "RunQuarantined", "SettlementRefused", "StepLimitReached",
+        "StoreRefused", "StoreUnavailable", "ToolDefinitionError", "ToolError", "UnknownKey", "UnknownTool", "Unrecordable",
+        "VerdictRefused",
     ),
     "events": ("Event", "Sink"),
     "executor": ("Executor",),
@@ -84,6 +92,7 @@ _HOMES = {
     "model": ("Model",),
     "run": ("RunContext",),
     "runs": ("Runs",),
+    "settlements": ("Outcome", "Rerun"),
     "telemetry": ("HistorySink", "LogSink"),
     "tool_loop": ("LoopResult", "recover_tool_loop", "run_tool_loop"),
     "tools": ("ToolRegistry", "idempotency_key"),
@@ -91,13 +100,14 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "AgentRuntimeError", "Call", "CallFailed", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt",
-    "Event", "Executor", "Flow", "FlowError", "FlowResult", "FlowRunner", "HistorySink", "IdentityMismatch",
-    "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict", "KeyRing", "LogSink", "LoopResult",
-    "Message", "Model", "NodeError", "NodeRun", "NotSent", "RecoveryNeedsDecision", "Reply", "RunContext", "RunQuarantined",
-    "Runs", "Sink", "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall", "ToolDefinitionError", "ToolError",
-    "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "VerdictRefused", "__version__", "append",
-    "extend", "idempotency_key", "recover_tool_loop", "run_tool_loop",
+    "AgentRuntimeError", "ApprovalRequest", "Call", "CallFailed", "CheckpointConflict", "CheckpointNotFound",
+    "CheckpointStoreCorrupt", "Doubt", "Event", "Executor", "Flow", "FlowError", "FlowResult", "FlowRunner", "HistorySink",
+    "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict", "KeyRing",
+    "LogSink", "LoopResult", "Message", "Model", "NodeError", "NodeRun", "NotInDoubt", "NotSent", "Outcome",
+    "RecoveryNeedsDecision", "Reply", "Rerun", "RunContext", "RunQuarantined", "Runs", "SettlementRefused", "Sink",
+    "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall", "ToolDefinitionError", "ToolError", "ToolRegistry",
+    "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "Verdict", "VerdictRefused", "__version__", "append", "extend",
+    "idempotency_key", "recover_tool_loop", "run_tool_loop",
 ]  # fmt: skip
 
 

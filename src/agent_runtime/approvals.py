@@ -271,5 +271,8 @@ def expiry(request: ApprovalRequest) -> dict[str, Any]:
     return {"type": "ApprovalExpired", "message": f"nobody answered the request for approval{at}; the call was not made"}
 
 
+NOT_AGREED = codec.encode({"error": {"type": "NotSent", "message": "nobody had agreed to it"}})
+"""The body of an `unsent` that says: its worker was still asking, so nothing went out."""
+
 WITHDRAWN = {"type": "Withdrawn", "message": "the program does not ask for this call any more; it was not made"}
 """The answer of a call that was asked about, and that its node does not make any more."""

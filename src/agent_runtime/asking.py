@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime.approvals import (
+    NOT_AGREED,
     ApprovalRequest,
     Decision,
     Verdict,
@@ -36,9 +37,6 @@ from agent_runtime.tools import Tool, is_async_callable
 
 Ask: TypeAlias = Callable[[ApprovalRequest], Verdict | Awaitable[Verdict]]
 """The synchronous port: answers a request at once, such as a person at a console."""
-
-
-_NOT_AGREED = b'{"error":{"type":"NotSent","message":"nobody had agreed to it"}}'
 
 
 class CallPaused(Exception):
@@ -117,7 +115,7 @@ class Gate:
         """Ask the port, where there is one; else the request stays open."""
         run, request = self._run, self._request(life)
         if life.state is CallState.ASKING:  # its worker was asking, and is gone: it never sent
-            run.note(RecordKind.UNSENT, self._call, life.attempts, _NOT_AGREED)
+            run.note(RecordKind.UNSENT, self._call, life.attempts, NOT_AGREED)
             life.state = CallState.PENDING
             await run.barrier_if_each()
         if await self._is_late(life):
@@ -129,7 +127,7 @@ class Gate:
         await run.ready_to_act(is_alone=False)
         verdict = await self._answer(request, life)
         if verdict.decision is not Decision.APPROVE:
-            run.note(RecordKind.UNSENT, self._call, attempt, _NOT_AGREED)
+            run.note(RecordKind.UNSENT, self._call, attempt, NOT_AGREED)
             await run.barrier_if_each()
         body = verdict_body(verdict, run.now_ms())
         run.note(RecordKind.VERDICT, self._call, 0, body)

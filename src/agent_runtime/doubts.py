@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime import codec
 from agent_runtime.approvals import (
+    NOT_AGREED,
     ApprovalRequest,
     Decision,
     Verdict,
@@ -25,13 +26,13 @@ from agent_runtime.approvals import (
 )
 from agent_runtime.clock import milliseconds
 from agent_runtime.errors import Doubt, UnknownTool, Unrecordable, VerdictRefused
-from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
+from agent_runtime.ids import RunId, build_key, is_reply
 from agent_runtime.inbox import Cancel, Message, MessageKind, find_cancel, post_message
 from agent_runtime.journal.records import RecordKind, StoredRecord, StoredRow
 from agent_runtime.journal.replay import CallLife, History
 from agent_runtime.journal.seal import Noted, sealer_for
 from agent_runtime.journal.states import CallState, Settlement
-from agent_runtime.run import Backing, RunContext
+from agent_runtime.run import Backing, RunContext, prefix_of
 from agent_runtime.settlements import Outcome, Said, drain_of, read_asked, said_from_plain, settled_body
 from agent_runtime.tools import CALL_KEY, RepeatRule, Tool, ToolRegistry
 
@@ -59,7 +60,7 @@ class Case(NamedTuple):
 
     def key(self, call: str) -> str:
         """The idempotency key of a call."""
-        return build_key(key_prefix(self.run_id, self.opened["namespace"]), call)
+        return build_key(prefix_of(self.run_id, self.opened), call)
 
 
 class Decisions(NamedTuple):
@@ -140,7 +141,7 @@ class Decider:
     async def _settle(self, case: Case, life: CallLife, now_ms: int) -> "_Settled":
         asked = read_asked(life.asked)
         tool = self._registry.find(asked.tool)
-        said = _late(case, life) or _posted(case, life, now_ms)
+        said = find_late(case, life) or find_settlement(case, life, now_ms)
         if said is not None:
             return _by(said)
         if tool is not None and may_repeat(tool, life, case.records, case.row, now_ms):
@@ -242,7 +243,7 @@ def check_request(case: Case, verdict: Verdict, life: CallLife | None) -> Approv
     return request
 
 
-def _late(case: Case, life: CallLife) -> Said | None:
+def find_late(case: Case, life: CallLife) -> Said | None:
     """The result that the call's own worker left when it had lost the run: for this very attempt, under its epoch."""
     opened = case.records[0].seal.hex()
     wanted = {"call": life.call, "attempt": life.attempts, "epoch": life.epoch, "opened": opened}
@@ -256,7 +257,7 @@ def _late(case: Case, life: CallLife) -> Said | None:
     return None
 
 
-def _posted(case: Case, life: CallLife, now_ms: int) -> Said | None:
+def find_settlement(case: Case, life: CallLife, now_ms: int) -> Said | None:
     """The first settlement of this attempt that somebody posted, and that holds."""
     for message in case.messages:
         said = said_from_plain(message.body) if message.kind is MessageKind.SETTLE else None
@@ -281,10 +282,6 @@ def _answer(case: Case, life: CallLife, verdicts: Mapping[str, Verdict], now_ms:
     if life.state is not CallState.ASKING:
         return (record,)
     return ((int(RecordKind.UNSENT), life.call, life.attempts, NOT_AGREED), record)
-
-
-NOT_AGREED = codec.encode({"error": {"type": "NotSent", "message": "nobody had agreed to it"}})
-"""The body of an `unsent` that says: its worker was still asking, so nothing went out."""
 
 
 def may_repeat(tool: Tool, life: CallLife, records: Sequence[StoredRecord], row: StoredRow, now_ms: int) -> bool:

@@ -4,11 +4,12 @@
     ├── UsageError               the caller: change the call or the setting, nothing was stored
     │   ├── InvalidRunId · InvalidKey · InvalidSetting
     │   ├── ToolDefinitionError · UnknownTool · InvalidArguments
-    │   ├── CheckpointNotFound · IdentityMismatch
+    │   ├── CheckpointNotFound · IdentityMismatch · NotInDoubt
     ├── CheckpointConflict       the caller: wait, take over, or use another id
     │   └── RunQuarantined       the operator: find out what kills its workers, mend it, release the run
     ├── RecoveryNeedsDecision    a person: say what happened to each call in doubt
     ├── VerdictRefused           the approver: answer the request that is open
+    ├── SettlementRefused        whoever settles a call: wait until it can be believed, or permit a rerun
     ├── CheckpointStoreCorrupt   the operator: what is stored is not what was written
     │   ├── UnknownKey           the operator: give this worker the key that sealed it
     │   └── KeyConflict          raised by a tool: the remote knows the key with other arguments
@@ -30,6 +31,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 
 class AgentRuntimeError(Exception):
@@ -70,6 +72,10 @@ class CheckpointNotFound(UsageError, LookupError):
 
 class IdentityMismatch(UsageError):
     """The run belongs to another user, thread or principal."""
+
+
+class NotInDoubt(UsageError):
+    """The call that was to be settled is not in doubt: the message says how it stands."""
 
 
 class CheckpointConflict(AgentRuntimeError):
@@ -124,6 +130,15 @@ class RecoveryNeedsDecision(AgentRuntimeError):
 
 class VerdictRefused(AgentRuntimeError):
     """The verdict is for another request, other arguments, an old checkpoint, or comes too late."""
+
+
+class SettlementRefused(AgentRuntimeError):
+    """What somebody said of a call in doubt cannot be believed yet, or something else is known of it already."""
+
+    def __init__(self, message: str, until: datetime | None = None) -> None:
+        self.until = until
+        """From when on it will be believed, where that is known."""
+        super().__init__(message)
 
 
 class CheckpointStoreCorrupt(AgentRuntimeError):

@@ -27,8 +27,9 @@ class Event:
     | `recovery.progress` | `kind`, `flow`, `outcome`, `recovered`, `found` |
     | `decision.made`, `decision.replayed` | `seq`, `calls` (tool and args of each), `llm_calls` |
     | `call.started`, `call.done`, `call.in_doubt`, `call.settled` | `step`, `call`, `tool`, `key`, `attempt`, `duration`, … |
+    | `approval.requested`, `approval.decided`, `approval.refused` | `step`, `call`, `tool`, `args`, `digest`, … |
     | `run.quarantined` | `kind`, `step`, `attempts`, `why` |
-    | `run.done`, `run.failed`, `run.blocked`, `run.paused`, `run.fenced` | `kind`, `step`, … |
+    | `run.done`, `run.failed`, `run.blocked`, `run.paused`, `run.cancelled`, `run.fenced` | `kind`, `step`, … |
     """
 
     name: str

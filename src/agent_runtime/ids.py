@@ -68,6 +68,11 @@ def build_key(prefix: str, call: str) -> str:
     return f"{key[: MAX_KEY - _DIGEST - 1]}#{digest}"
 
 
+def digest_id(text: str) -> str:
+    """A run id of a fixed length that stands for a longer one."""
+    return f"#{hashlib.sha256(text.encode()).hexdigest()}"
+
+
 def _escape(text: str) -> str:
     if _PLAIN.issuperset(text):
         return text

@@ -25,7 +25,7 @@ from agent_runtime.errors import (
     RecoveryNeedsDecision,
     RunQuarantined,
 )
-from agent_runtime.ids import RunId, build_key, key_prefix
+from agent_runtime.ids import RunId, build_key
 from agent_runtime.inbox import Message, read_inbox
 from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Journal, claim_row, guard_of
@@ -35,7 +35,7 @@ from agent_runtime.journal.seal import open_run, sealer_for
 from agent_runtime.journal.states import CallState
 from agent_runtime.journal.store import Guard
 from agent_runtime.lease import ProcessMark, claimed_body, is_dead, own_mark, seconds_held
-from agent_runtime.run import Backing, Run, RunContext, check_identity
+from agent_runtime.run import Backing, Run, RunContext, check_identity, prefix_of
 from agent_runtime.settlements import read_settled
 
 CLAIM_TRIES = 5
@@ -69,7 +69,7 @@ class Found(NamedTuple):
         """The requests that wait for a verdict, unless the run has ended."""
         if self.status.is_final:
             return ()
-        prefix = key_prefix(self.stored.row.run_id, self.opened["namespace"])
+        prefix = prefix_of(self.stored.row.run_id, self.opened)
         return [
             request_of(self.stored.row.run_id, life, build_key(prefix, life.call)) for life in self.history.waiting()
         ]  # fmt: skip
@@ -128,6 +128,12 @@ async def read_verified(backing: Backing, run_id: RunId) -> Found:
     [stored] = await backing.store.load_many([run_id])
     if stored is None:
         raise CheckpointNotFound(f"nothing is stored for run {run_id!r}; check the id and the store, or start it")
+    return open_stored(backing, stored)
+
+
+def open_stored(backing: Backing, stored: StoredRun) -> Found:
+    """A run that was loaded with all its records, verified."""
+    run_id = stored.row.run_id
     if stored.row.status == RunStatus.DELETED and not (stored.row.number or stored.records):
         raise CheckpointConflict(f"run {run_id!r} was deleted, and its id is not used again; choose another id")
     open_run(backing.ring, stored, tenant=backing.tenant)
@@ -197,32 +203,8 @@ def _next_expiry(waiting: Sequence[CallLife]) -> int | None:
     return min(times, default=None)
 
 
-async def release(backing: Backing, run_id: RunId, *, by: str) -> bool:
-    """Let a quarantined run go again: running, held by nobody, its attempts counted anew. False where it is in no quarantine.
-
-    Raises `CheckpointNotFound` and `CheckpointStoreCorrupt`.
-    """
-    for _ in range(CLAIM_TRIES):
-        found = await read_verified(backing, run_id)
-        if found.status is not RunStatus.QUARANTINED:
-            return False
-        journal = _claiming(backing, found, "release", take_over=False)
-        told_apart = journal.owner.hex()  # the row will name no owner, and two who write the very same would both be right
-        journal.note(RecordKind.RELEASED, body=codec.encode({"why": "release", "by": by, "claim": told_apart}))
-        journal.attempts = 0
-        journal.give_back()
-        try:
-            await journal.barrier()
-            return True
-        except Fenced:
-            continue  # the run moved since it was read: look again
-        finally:
-            journal.leave()
-    raise CheckpointConflict(f"run {run_id!r} changed each time it was to be released; try again later")
-
-
-def _claiming(backing: Backing, found: Found, why: str, *, take_over: bool) -> Journal:
-    """A journal whose first append claims the run as it was found."""
+def claiming(backing: Backing, found: Found, why: str, *, take_over: bool) -> Journal:
+    """A journal whose first append claims the run as it was found; `why` is recorded."""
     row = found.stored.row
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id)
     journal = Journal(
@@ -247,7 +229,7 @@ async def _claim(
     backing: Backing, found: Found, decisions: Decisions, lives: dict[str, CallLife], *, take_over: bool
 ) -> Run | None:
     """The run, claimed and written with what was decided; None where that ended it."""
-    journal = _claiming(backing, found, "take over" if take_over else "recovery", take_over=take_over)
+    journal = claiming(backing, found, "take over" if take_over else "recovery", take_over=take_over)
     for kind, call, attempt, body in decisions.records:
         journal.note(RecordKind(kind), call, attempt, body)
         record = StoredRecord(journal.number, journal.epoch, kind, call, attempt, body, NO_SEAL)
@@ -364,6 +346,8 @@ def _read_own(run_id: str, history: History) -> tuple[Mapping[str, Any], Process
     try:
         plain = codec.decode(history.opened.body)
         opened = {name: plain[name] for name in ("context", "namespace", "input")}
+        if "keys_of" in plain:
+            opened["keys_of"] = plain["keys_of"]
         RunContext.from_plain(opened["context"])  # whose it is can be read, too
         return opened, ProcessMark.from_plain(codec.decode(history.claimed.body))
     except (KeyError, ValueError, TypeError, RecursionError) as error:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -165,7 +165,7 @@ class Run:
         self.lives = lives
         self.is_recovering = recovering
         self.model_requests = 0
-        self._key_prefix = key_prefix(journal.run_id, opened["namespace"])
+        self._key_prefix = prefix_of(journal.run_id, opened)
         self._pending_events: list[tuple[int, str, Mapping[str, object]]] = []
         self._jobs: list[Job[Any]] = []
         self._task: asyncio.Task[Any] | None = None
@@ -320,10 +320,11 @@ class Run:
             if kind == RecordKind.DONE and attempt and not is_reply(call)
         ]
         if messages:
-            posting = asyncio.ensure_future(_post_until_taken(self.backing, self.run_id, messages))
+            first = asyncio.ensure_future(_post_once(self.backing, self.run_id, messages))
+            posting = asyncio.ensure_future(_post_rest(self.backing, self.run_id, first))
             _POSTING.add(posting)
             posting.add_done_callback(_POSTING.discard)
-            await asyncio.wait({posting}, timeout=LATE_SECONDS)
+            await asyncio.wait({first}, timeout=LATE_SECONDS)
 
     async def set_aside(self, why: str, attempts: int) -> None:
         """Quarantine the run after so many claims that came to nothing: no worker touches it until it is released."""
@@ -373,12 +374,24 @@ class Run:
             self.announce(name, data)
 
 
+def prefix_of(run_id: RunId, opened: Mapping[str, Any]) -> str:
+    """What the idempotency keys of a run begin with: its own id, but for one that takes back another's calls."""
+    return key_prefix(opened.get("keys_of", run_id), opened["namespace"])
+
+
 def start(
-    backing: Backing, run_id: RunId, *, kind: str, name: str, context: RunContext | None, given: Mapping[str, object]
+    backing: Backing,
+    run_id: RunId,
+    *,
+    kind: str,
+    name: str,
+    context: RunContext | None,
+    given: Mapping[str, object],
+    keys_of: RunId | None = None,
 ) -> Run:
     """A new run, opened and claimed with its first barrier; `Fenced` there says that the id is or was in use.
 
-    `given` is plain data that has been checked.
+    `given` is plain data that has been checked. `keys_of`: the run whose calls it takes back, under their keys.
     """
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=run_id)
     row = new_row(sealer, run_id=run_id, kind=kind, name=name, owner=backing.draw_owner(), lease_ms=backing.lease_ms)
@@ -388,6 +401,7 @@ def start(
         "context": {} if context is None else context.to_plain(),
         "namespace": backing.namespace,
         "input": given,
+        **({} if keys_of is None else {"keys_of": keys_of}),
     }
     journal.note(RecordKind.OPENED, body=codec.encode_checked(opened))
     journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, "start"))
@@ -400,15 +414,28 @@ def start(
 _POSTING: set[asyncio.Future[None]] = set()
 
 
-async def _post_until_taken(backing: Backing, run_id: RunId, messages: Sequence[StoredMessage]) -> None:
-    """Post messages, again while the store does not answer: later each time, and not for ever."""
+async def _post_once(backing: Backing, run_id: RunId, messages: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
+    """Post messages; gives those of which the store has not said that it has them, or never will."""
+    left = []
     for message in messages:
-        for tried in range(LATE_TRIES):
-            with suppress(StoreUnavailable):
-                answer = await backing.store.post(run_id, message)
-                if answer.kind is not AnswerKind.UNKNOWN:
-                    break
-            await backing.clock.sleep(min(2.0**tried / 4, LONGEST_LATE_PAUSE_SECONDS))
+        try:
+            answer = await backing.store.post(run_id, message)
+        except Exception:  # whatever a write raises, it may have landed, and lands once: it is sent again
+            left.append(message)
+        else:
+            if answer.kind is AnswerKind.UNKNOWN:
+                left.append(message)
+    return left
+
+
+async def _post_rest(backing: Backing, run_id: RunId, first: Awaitable[Sequence[StoredMessage]]) -> None:
+    """Post again what is left, while the store does not answer: later each time, and not for ever."""
+    left = await first
+    for tried in range(LATE_TRIES):
+        if not left:
+            return
+        await backing.clock.sleep(min(2.0**tried / 4, LONGEST_LATE_PAUSE_SECONDS))
+        left = await _post_once(backing, run_id, left)
 
 
 class Parked(Exception):
@@ -417,16 +444,6 @@ class Parked(Exception):
 
 class RunCancelled(Parked):
     """Somebody has cancelled the run, and it is stored so."""
-
-
-async def until_decided(first: Callable[[], Awaitable[T]], again: Callable[[], Awaitable[T]]) -> T:
-    """What the first gives; once it is parked, what looking at the run again gives."""
-    step = first
-    while True:
-        try:
-            return await step()
-        except Parked:
-            step = again
 
 
 async def work(run: Run, program: Awaitable[T]) -> T:

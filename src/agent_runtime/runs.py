@@ -1,38 +1,56 @@
-"""Operating runs: list them, show one, release one from quarantine, verify what is stored. No tools and no model needed.
+"""Operating runs: list and show them, answer their requests, settle, cancel, release, delete, verify. No tools needed.
 
 A row's seal is checked before anything is said of it. A run that is not as it was written is listed as corrupt, with why,
 and hides no other. Lists are read page by page, so that no store is too long for them.
+
+`Runs(store, checkpoint_key=…)` is the operator's: whoever has the key may see and decide about every run of the store.
+`Runs(…, ctx=…)` or `.for_context(ctx)` is one identity's: it lists that identity's runs alone, and refuses every other
+(`IdentityMismatch`) without telling anything of it.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias
 
+from agent_runtime import codec, outside
+from agent_runtime.approvals import ApprovalRequest, MayApprove, Verdict, request_of
 from agent_runtime.clock import moment
+from agent_runtime.doubts import RerunInDoubt
 from agent_runtime.errors import (
     CheckpointConflict,
     CheckpointNotFound,
     CheckpointStoreCorrupt,
+    IdentityMismatch,
     InvalidSetting,
     NewerFormat,
+    VerdictRefused,
 )
-from agent_runtime.ids import RunId, check_run_id
+from agent_runtime.ids import RunId, build_key, check_run_id
 from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRecord, StoredRow
 from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.lease import ProcessMark, find_mark, seconds_held
-from agent_runtime.recovery import read_reason, read_verified, release
-from agent_runtime.run import Backing
-from agent_runtime.timeline import Timeline, read_timeline
+from agent_runtime.outside import Door
+from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
+from agent_runtime.run import Backing, RunContext, prefix_of
+from agent_runtime.settlements import Settling
+from agent_runtime.timeline import Call, Timeline, read_timeline
+from agent_runtime.tools import ToolRegistry
+from agent_runtime.undo import UndoResult, undo_run
 
 PAGE = 100
 MOST_LISTED = 1000
 
 CORRUPT, INTERRUPTED, IN_DOUBT = "corrupt", "interrupted", "in-doubt"
+MOST_TOLD = 3
+LONGEST_TOLD = 200
+
 STATUSES = ("running", INTERRUPTED, "paused", IN_DOUBT, "quarantined", "done", "failed", "cancelled", CORRUPT)
 """What a run is shown as. Its own words, but for the dead (`interrupted`), the doubtful (`in-doubt`) and the corrupt."""
 
@@ -44,7 +62,7 @@ class RunInfo:
     run_id: str
     status: str
     why: str = ""
-    """Why it is corrupt, or in quarantine."""
+    """Why it is corrupt or in quarantine, what it waits for, what is in doubt, or by whom it was cancelled."""
     kind: str = ""
     name: str = ""
     step: int = 0
@@ -79,12 +97,41 @@ class Verified:
         return not self.why
 
 
-class Runs:
-    """The runs of one store, for people and programs that operate them."""
+Which: TypeAlias = "ApprovalRequest | tuple[str, str]"
+"""A request, as `pending` gives it; or the id of its run, and its own."""
 
-    def __init__(self, store: CheckpointStore, *, checkpoint_key: CheckpointKey, tenant: str = "") -> None:
+
+class Runs:
+    """The runs of one store, for people and programs that operate them.
+
+    Without `ctx` it is the operator's, for all runs; with it, it is for the runs of that user, thread and principal alone.
+    `may_approve(by, request)` says who may answer; with the `registry` of the tools an edit is checked here already.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        checkpoint_key: CheckpointKey,
+        tenant: str = "",
+        ctx: RunContext | None = None,
+        may_approve: MayApprove | None = None,
+        registry: ToolRegistry | None = None,
+    ) -> None:
         self._backing = Backing(store, KeyRing.of(checkpoint_key), tenant)
         self._store = store
+        self._context = ctx
+        self._door = Door(may_approve, registry)
+
+    def for_context(self, ctx: RunContext) -> Runs:
+        """The same for one identity: what a face gives to whoever is logged in."""
+        if not isinstance(ctx, RunContext):
+            raise InvalidSetting(f"runs are somebody's: pass a RunContext, found {type(ctx).__name__}")
+        other = copy(self)
+        other._context = ctx
+        return other
+
+    # Looking.
 
     async def list(
         self, *, status: str | None = None, limit: int = MOST_LISTED, after: str | None = None
@@ -102,31 +149,167 @@ class Runs:
         """The same, one after another and all of them, read page by page."""
         if status is not None and status not in STATUSES:
             raise InvalidSetting(f"status is one of {', '.join(STATUSES)}; found {status!r}")
-        async for row in self._rows(after):
-            info = await self._info(row)
-            if status in (None, info.status):
-                yield info
+        async for page in self._pages(after):
+            whole = await self._load(page, status)
+            for row in page:
+                info = await self._info(row, whole.get(row.run_id))
+                if info is not None and status in (None, info.status):
+                    yield info
 
     async def show(self, run_id: str) -> RunReport:
         """What happened to a run, every seal checked. `CheckpointNotFound`, `CheckpointStoreCorrupt`."""
-        found = await read_verified(self._backing, check_run_id(run_id))
-        return RunReport(await self._info(found.stored.row), read_timeline(found.stored.records))
-
-    async def release(self, run_id: str, *, by: str = "") -> bool:
-        """Let a quarantined run go again; `by` is recorded. False, and no change, where it is in no quarantine."""
-        return await release(self._backing, check_run_id(run_id), by=by)
+        found = await self._read(run_id)
+        timeline = read_timeline(found.stored.records)
+        return RunReport(await self._describe(found, timeline), timeline)
 
     async def verify(self, run_id: str | None = None) -> Sequence[Verified]:
-        """The run, or all runs that are not as they were written."""
+        """The run, or all runs that are not as they were written. For an operator."""
         if run_id is not None:
+            self._check_operator()
             return [await self._verify(check_run_id(run_id))]
         return [verified async for verified in self.verify_each() if not verified.holds]
 
     async def verify_each(self) -> AsyncIterator[Verified]:
         """Every run, one after another, opened as a whole."""
-        async for row in self._rows(None):
-            with suppress(CheckpointNotFound, CheckpointConflict):  # deleted since it was listed
-                yield await self._verify(row.run_id)
+        self._check_operator()
+        async for page in self._pages(None):
+            for row in page:
+                with suppress(CheckpointNotFound, CheckpointConflict):  # deleted since it was listed
+                    yield await self._verify(row.run_id)
+
+    # Answering.
+
+    async def pending(self, run_id: str | None = None, *, limit: int = MOST_LISTED) -> Sequence[ApprovalRequest]:
+        """The open requests of a run, or of all, in the order of their runs' ids; no more than `limit`."""
+        found: list[ApprovalRequest] = []
+        async for request in self.pending_each(run_id):
+            if len(found) >= limit:
+                break
+            found.append(request)
+        return found
+
+    async def pending_each(self, run_id: str | None = None) -> AsyncIterator[ApprovalRequest]:
+        """The same, one after another and all of them, read page by page. A run that is corrupt hides no other."""
+        if run_id is not None:
+            for request in _open_requests(await self._read(run_id)):
+                yield request
+            return
+        after: RunId | None = None
+        while page := await self._store.list_unfinished(limit=PAGE, after=after):
+            after = page[-1].run_id
+            asking = [row.run_id for row in page if row.status != RunStatus.QUARANTINED]
+            for found in (await self._open_all(asking)).values():
+                if isinstance(found, Found) and self._is_own(found):
+                    for request in _open_requests(found):
+                        yield request
+
+    async def approve(self, request: Which, *, by: str, note: str = "") -> None:
+        """Let a call go out with the very arguments that its request shows. Raises as `answer` does."""
+        await self.answer((await self._request(request)).approve(by=by, note=note))
+
+    async def deny(self, request: Which, *, by: str, note: str = "") -> None:
+        """Do not let it go out; the model sees the note. Raises as `answer` does."""
+        await self.answer((await self._request(request)).deny(by=by, note=note))
+
+    async def edit(self, request: Which, changes: Mapping[str, object], *, by: str, note: str = "") -> None:
+        """Let it go out with some arguments changed. Raises as `answer` does."""
+        await self.answer((await self._request(request)).edit(changes, by=by, note=note))
+
+    async def answer(self, verdict: Verdict) -> None:
+        """Leave a verdict to whoever works its run, or picks it up: that worker has the tools, checks it again and stores it.
+
+        `VerdictRefused` where it does not hold, or another answer was there first; `CheckpointConflict` where the run has
+        ended, and `RunQuarantined`. The same answer again is fine.
+        """
+        await outside.answer(self._backing, verdict, door=self._door, admit=self._admit)
+
+    # Deciding.
+
+    async def settle(self, run_id: str, call: str, settling: Settling, *, by: str, why: str) -> bool:
+        """Say what became of a call in doubt: `Outcome.done(…)`, `Outcome.not_done()`, or `Rerun()` to run it again.
+
+        True once it is recorded; false where the run's worker may be alive, and takes it over when it stops or is replaced.
+        A blocked run goes again after its last doubt. `InvalidSetting`, `NotInDoubt`, and `SettlementRefused`, whose
+        `.until` says from when on "not done" is believed: a request that was sent may still take effect.
+        """
+        return await outside.settle(
+            self._backing, check_run_id(run_id), call, settling, by=by, why=why, admit=self._admit
+        )  # fmt: skip
+
+    async def cancel(self, run_id: str, *, by: str, why: str = "no reason was given") -> bool:
+        """End a run: at once, or by its worker where one may be alive. What is in doubt stays so, and may be settled later.
+
+        False, and no change, where it has ended, or its worker was told so already.
+        """
+        return await outside.cancel(self._backing, check_run_id(run_id), by=by, why=why, admit=self._admit)
+
+    async def release(self, run_id: str, *, by: str = "") -> bool:
+        """Let a quarantined run go again; `by` is recorded. False, and no change, where it is in no quarantine."""
+        return await outside.release(self._backing, check_run_id(run_id), by=by, admit=self._admit)
+
+    async def delete(self, run_id: str, *, by: str, force: bool = False) -> None:
+        """Remove all of a run. Its id is not used again, and so no key of its calls.
+
+        `CheckpointConflict` while its worker may be alive; unless forced, also while it waits for a person or has a call in
+        doubt: what is known of that call would be gone too.
+        """
+        await outside.delete(self._backing, check_run_id(run_id), by=by, force=force, admit=self._admit)
+
+    async def undo(
+        self,
+        run_id: str,
+        *,
+        by: str,
+        why: str,
+        registry: ToolRegistry | None = None,
+        rerun_in_doubt: RerunInDoubt = False,
+    ) -> UndoResult:
+        """Take back what a failed or cancelled run did: its finished calls, the last first, by the `undo=` of their tools.
+
+        It is a run of its own, `RUN/undo`; asking again goes on with it, or gives its result. `CheckpointConflict` where the
+        run has not come to nothing, `RecoveryNeedsDecision` while a call of it, or an undo, is in doubt, `UnknownTool`,
+        and `InvalidSetting` where there are no tools: here, or as the `registry` of these runs.
+        """
+        found = await self._read(run_id)
+        tools = self._door.registry if registry is None else registry
+        if tools is None:
+            raise InvalidSetting("to take calls back needs their tools; pass registry=")
+        return await undo_run(
+            self._backing, found.stored.row.run_id, tools, by=by, why=why, rerun_in_doubt=rerun_in_doubt
+        )  # fmt: skip
+
+    # Reading.
+
+    async def _read(self, run_id: str) -> Found:
+        found = await read_verified(self._backing, check_run_id(run_id))
+        self._admit(found)
+        return found
+
+    def _is_own(self, found: Found) -> bool:
+        return self._context is None or found.context == self._context
+
+    def _admit(self, found: Found) -> None:
+        if not self._is_own(found):
+            raise IdentityMismatch(f"run {found.stored.row.run_id!r} belongs to another user, thread or principal")
+
+    def _check_operator(self) -> None:
+        if self._context is not None:
+            raise IdentityMismatch(
+                "whose a run is cannot be told before it is verified: verify is the operator's, without ctx="
+            )
+
+    async def _request(self, which: object) -> ApprovalRequest:
+        if isinstance(which, ApprovalRequest):
+            return which
+        if not isinstance(which, tuple) or len(which) != 2 or not all(isinstance(part, str) for part in which):
+            raise VerdictRefused(f"expected a request of pending(), or (run id, request id); found {which!r:.200}")
+        run_id, call = which
+        found = await self._read(run_id)
+        life = found.history.lives.get(call)
+        if life is None or not life.pending:
+            open_ones = [request.id for request in _open_requests(found)] or "none"
+            raise VerdictRefused(f"run {run_id!r} has no request {call!r}; open are {open_ones}")
+        return request_of(run_id, life, build_key(prefix_of(found.stored.row.run_id, found.opened), call))
 
     async def _verify(self, run_id: RunId) -> Verified:
         try:
@@ -135,20 +318,51 @@ class Runs:
             return Verified(run_id, why=str(error))
         return Verified(run_id, len(found.stored.records))
 
-    async def _rows(self, after: str | None) -> AsyncIterator[StoredRow]:
+    async def _pages(self, after: str | None) -> AsyncIterator[Sequence[StoredRow]]:
         last = None if after is None else RunId(after)
         while page := await self._store.list_runs(limit=PAGE, after=last):
-            for row in page:
-                yield row
+            yield page
             last = page[-1].run_id
 
-    async def _info(self, row: StoredRow) -> RunInfo:
+    async def _load(self, page: Sequence[StoredRow], status: str | None) -> Mapping[RunId, Found | str | None]:
+        """The runs of a page whose records say more of them than their rows; all of them where it counts whose they are."""
+        if self._context is not None:
+            return await self._open_all([row.run_id for row in page])
+        told = [row.run_id for row in page if row.status in _TOLD and status in (None, CORRUPT, _TOLD[RunStatus(row.status)])]
+        return await self._open_all(told)
+
+    async def _open_all(self, run_ids: Sequence[RunId]) -> Mapping[RunId, Found | str | None]:
+        """Runs as they were verified; why one does not verify; None for one that is gone."""
+        if not run_ids:
+            return {}
+        opened: dict[RunId, Found | str | None] = {}
+        for run_id, stored in zip(run_ids, await self._store.load_many(run_ids), strict=True):
+            try:
+                opened[run_id] = None if stored is None else open_stored(self._backing, stored)
+            except (CheckpointStoreCorrupt, NewerFormat) as error:
+                opened[run_id] = str(error)
+            except CheckpointConflict:  # deleted since it was listed
+                opened[run_id] = None
+        return opened
+
+    async def _info(self, row: StoredRow, whole: Found | str | None) -> RunInfo | None:
+        """What a list says of a run; None where it is another's."""
+        if self._context is not None and not (isinstance(whole, Found) and self._is_own(whole)):
+            return None
         try:
             sealer = open_row(self._backing.ring, row, tenant=self._backing.tenant)
+            if isinstance(whole, Found):
+                return await self._describe(whole, read_timeline(whole.stored.records))
+            if isinstance(whole, str):
+                return RunInfo(row.run_id, CORRUPT, whole)
             mark = await find_mark(self._store, row) if row.owner != NO_OWNER else None
             return _describe(row, mark, await self._reason(row, sealer))
         except (CheckpointStoreCorrupt, NewerFormat) as error:
             return RunInfo(row.run_id, CORRUPT, str(error))
+
+    async def _describe(self, found: Found, timeline: Timeline) -> RunInfo:
+        row = found.stored.row
+        return _describe(row, found.mark if row.owner != NO_OWNER else None, _why(found, timeline))
 
     async def _reason(self, row: StoredRow, sealer: Sealer) -> str:
         """Why a run is in quarantine: its last record says so, which the sealed row names, over the seal before it."""
@@ -160,6 +374,46 @@ class Runs:
                 f"run {row.run_id!r} is not as it was written: its last record is not what its row names"
             )
         return read_reason(last[1])
+
+
+_TOLD = {RunStatus.PAUSED: "paused", RunStatus.BLOCKED: IN_DOUBT, RunStatus.CANCELLED: "cancelled"}
+"""The runs of which a list says why they stand so, which their records tell."""
+
+
+def _why(found: Found, timeline: Timeline) -> str:
+    match found.status:
+        case RunStatus.QUARANTINED:
+            return read_reason(found.stored.records[-1])
+        case RunStatus.PAUSED:
+            return _tell("waiting for approval", timeline.pending)
+        case RunStatus.BLOCKED:
+            return _tell("in doubt", timeline.doubts)
+        case RunStatus.CANCELLED:
+            said = timeline.cancelled or {}
+            doubts = _tell("; still in doubt", timeline.doubts)
+            return f"cancelled by {said.get('by', '')}: {said.get('why', '')}{doubts}"
+        case _:
+            return ""
+
+
+def _tell(what: str, calls: Sequence[Call]) -> str:
+    """Calls in words: `waiting for approval: charge amount=100 (call 0)`."""
+    if not calls:
+        return ""
+    more = f" and {len(calls) - MOST_TOLD} more" if len(calls) > MOST_TOLD else ""
+    return f"{what}: " + "; ".join(told_call(call.tool, call.args, call.call) for call in calls[:MOST_TOLD]) + more
+
+
+def told_call(tool: str, args: Mapping[str, object], call: str) -> str:
+    """A call in words, with its arguments as far as a line takes them."""
+    told = " ".join([tool, *(f"{name}={codec.encode_readable(codec.readable(value))}" for name, value in args.items())])
+    shown = told if len(told) <= LONGEST_TOLD else f"{told[:LONGEST_TOLD]}…"
+    return f"{shown} (call {call})"
+
+
+def _open_requests(found: Found) -> Sequence[ApprovalRequest]:
+    """The requests that may be answered now: none of a run in quarantine, which is to be released first."""
+    return () if found.status is RunStatus.QUARANTINED else found.pending
 
 
 def _is_head(row: StoredRow, sealer: Sealer, before: StoredRecord, record: StoredRecord) -> bool:

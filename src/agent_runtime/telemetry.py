@@ -34,32 +34,24 @@ class LogSink:
             print(line, file=self._stream or sys.stdout, flush=True)
 
     def _lines(self, event: Event) -> list[str]:
-        data = event.data
         match event.name:
-            case "decision.made" | "decision.replayed":
-                return self._decisions("decided" if event.name == "decision.made" else "replayed", event)
-            case "call.started":
-                return [log_line("calling", event.run_id, _call_fields(data, "tool", "key", "attempt"))]
-            case "call.done" if "error" in data:
-                return [log_line("answered", event.run_id, _call_fields(data, "tool", "key", "error"))]
+            case "decision.made":
+                return self._decisions("decided", event)
+            case "decision.replayed":
+                return self._decisions("replayed", event)
             case "call.done":
-                told = self._describe(data["result"])
-                return [log_line("confirmed", event.run_id, {**_call_fields(data, "key"), **told})]
-            case "call.in_doubt":
-                return [log_line("in_doubt", event.run_id, _call_fields(data, "tool", "key", "attempt", "why"))]
-            case "run.claimed":
-                return [log_line("claimed", event.run_id, {"epoch": data["epoch"], "why": data["why"]})]
-            case "run.recovered":
-                return [log_line("recovered", event.run_id, {"replayed": data["replayed"], "rerun": data["rerun"]})]
-            case "run.done" | "run.failed":
-                counts = {"steps": data["steps"], "llm_calls": data["llm_calls"]}
-                return [log_line(event.name.removeprefix("run."), event.run_id, counts)]
-            case "run.quarantined":
-                return [log_line("quarantined", event.run_id, {"attempts": data["attempts"], "why": data["why"]})]
-            case "run.blocked" | "run.paused" | "run.fenced" | "run.started":
-                return [log_line(event.name.removeprefix("run."), event.run_id, {})]
+                return [self._done(event)]
+            case name if name in _LINES:
+                verb, fields = _LINES[name]
+                return [log_line(verb, event.run_id, {**_place(event.data), **_some(event.data, *fields)})]
             case _:
                 return []
+
+    def _done(self, event: Event) -> str:
+        data = event.data
+        if "error" in data:
+            return log_line("answered", event.run_id, {**_place(data), **_some(data, "tool", "key", "error")})
+        return log_line("confirmed", event.run_id, {**_place(data), **_some(data, "key"), **self._describe(data["result"])})
 
     def _decisions(self, verb: str, event: Event) -> list[str]:
         calls = event.data["calls"]
@@ -85,8 +77,33 @@ def _word(value: object) -> str:
     return json.dumps(value, default=repr).replace("\x7f", "\\u007f")  # the one control that JSON leaves as it is
 
 
-def _call_fields(data: Mapping[str, object], *names: str) -> dict[str, object]:
-    return {"seq": seq_of(str(data["call"])), **{name: data[name] for name in names if name in data}}
+_LINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "call.started": ("calling", ("tool", "key", "attempt")),
+    "call.in_doubt": ("in_doubt", ("tool", "key", "attempt", "why")),
+    "call.settled": ("settled", ("key", "attempt", "how", "by", "why")),
+    "approval.requested": ("asking", ("tool", "args")),
+    "approval.decided": ("verdict", ("decision", "by", "note")),
+    "approval.refused": ("no-verdict", ("tool", "why")),
+    "run.started": ("started", ()),
+    "run.claimed": ("claimed", ("epoch", "why")),
+    "run.recovered": ("recovered", ("replayed", "rerun")),
+    "run.blocked": ("blocked", ()),
+    "run.paused": ("paused", ("pending",)),
+    "run.quarantined": ("quarantined", ("attempts", "why")),
+    "run.fenced": ("fenced", ()),
+    "run.done": ("done", ("steps", "llm_calls")),
+    "run.failed": ("failed", ("steps", "llm_calls", "error")),
+    "run.cancelled": ("cancelled", ("by", "why")),
+}
+"""Of each event that has a line: its verb, and what is said after the run and the decision that a call belongs to."""
+
+
+def _place(data: Mapping[str, object]) -> dict[str, object]:
+    return {"seq": seq_of(str(data["call"]))} if "call" in data else {}
+
+
+def _some(data: Mapping[str, object], *names: str) -> dict[str, object]:
+    return {name: data[name] for name in names if name in data}
 
 
 class HistorySink:

@@ -13,7 +13,7 @@ from typing import Any
 from agent_runtime import codec
 from agent_runtime.ids import is_reply
 from agent_runtime.journal.records import RecordKind, StoredRecord
-from agent_runtime.journal.states import IN_DOUBT, MOVES, SETTLEMENT_MOVES, CallState, Settlement, after
+from agent_runtime.journal.states import IN_DOUBT, MOVES, SETTLEMENT_MOVES, WAITING, CallState, Settlement, after
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,11 @@ class Call:
     state: CallState = CallState.NEW
     attempts: int = 0
     outcome: Mapping[str, object] = field(default_factory=dict)
+    """How it ended: its `result`, or the `error` it was answered with."""
+    verdict: Mapping[str, object] = field(default_factory=dict)
+    """What a person answered to its request: `decision`, `by`, `note`, and the `args` of an edit."""
+    settled: Mapping[str, object] = field(default_factory=dict)
+    """How it was settled last while it was in doubt: `how`, `by` (a person, its probe, its worker that was late), `why`."""
 
     @property
     def is_decision(self) -> bool:
@@ -60,6 +65,11 @@ class Call:
         """Whether nobody knows if it happened. A decision never is: one that was lost is made again."""
         return self.state in IN_DOUBT and not self.is_decision
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for a person's verdict: nothing has gone out."""
+        return self.state in WAITING
+
 
 @dataclass(slots=True)
 class Timeline:
@@ -69,6 +79,8 @@ class Timeline:
     calls: dict[str, Call] = field(default_factory=dict)
     quarantined: str = ""
     """Why the run was set aside last, and not released since."""
+    cancelled: Mapping[str, object] | None = None
+    """By whom and why the run was cancelled."""
     ended: Mapping[str, object] | None = None
 
     @property
@@ -79,6 +91,11 @@ class Timeline:
     def doubts(self) -> Sequence[Call]:
         return [call for call in self.calls.values() if call.is_in_doubt]
 
+    @property
+    def pending(self) -> Sequence[Call]:
+        """The calls that wait for a verdict; none of a run that has ended does."""
+        return [call for call in self.calls.values() if call.is_waiting and self.ended is None]
+
 
 def read_timeline(records: Iterable[StoredRecord]) -> Timeline:
     """Fold verified records into what happened."""
@@ -88,6 +105,9 @@ def read_timeline(records: Iterable[StoredRecord]) -> Timeline:
         segment = _segment(timeline, record)
         if record.call and record.kind != RecordKind.REKEYED:
             _live_on(timeline, record, details)
+            if record.kind == RecordKind.SETTLED and segment.why == "settlement":
+                how = str(details.get("how", "")).replace("_", " ")
+                segment.left = f"settled call {record.call} as {how}, by {_by(details)}"
         else:
             _note_own(timeline, segment, record, details)
         segment.moments.append(Moment(record.number, _what(record.kind), record.call, record.attempt, details))
@@ -111,22 +131,48 @@ def _note_own(timeline: Timeline, segment: Segment, record: StoredRecord, detail
             timeline.quarantined = ""
         case RecordKind.QUARANTINED:
             timeline.quarantined = str(details.get("why", "")) or "no reason is recorded"
-            segment.left = f"set it aside: {timeline.quarantined}"
+            if segment.why != "settlement":  # which leaves a run in quarantine where it is
+                segment.left = f"set it aside: {timeline.quarantined}"
+        case RecordKind.CANCELLED:
+            timeline.cancelled = {name: details.get(name, "") for name in ("by", "why")}
+            timeline.quarantined = ""
         case RecordKind.ENDED:
             timeline.ended = details
-            segment.left = f"ended it: {details.get('status', '')}"
+            who = "" if timeline.cancelled is None else f" by {_by(timeline.cancelled)}"
+            segment.left = f"ended it: {details.get('status', '')}{who}"
         case _:
             return
 
 
 def _live_on(timeline: Timeline, record: StoredRecord, details: Mapping[str, Any]) -> None:
     call = timeline.calls.setdefault(record.call, Call(record.call))
-    if record.kind == RecordKind.STARTED:
-        call.attempts = record.attempt
-        call.tool, call.args = str(details.get("tool", "")), details.get("args", {})
-    if record.kind == RecordKind.DONE:
-        call.outcome = details
+    match record.kind:
+        case RecordKind.PENDING:
+            call.tool, call.args = str(details.get("tool", "")), _mapping(details, "sent")
+        case RecordKind.VERDICT:
+            told = ("decision", "by", "note", "args")
+            call.verdict = {name: details[name] for name in told if details.get(name) not in (None, "")}
+        case RecordKind.STARTED:
+            call.attempts = record.attempt
+            call.tool, call.args = str(details.get("tool", "")), _mapping(details, "args")
+        case RecordKind.SETTLED:
+            call.settled = {name: details.get(name, "") for name in ("how", "by", "why")}
+            call.outcome = _mapping(details, "ending")
+        case RecordKind.DONE:
+            call.outcome = details
+        case _:
+            pass
     call.state = _state_after(call.state, record.kind, details) or call.state
+
+
+def _by(said: Mapping[str, object]) -> str:
+    why = said.get("why")
+    return f"{said.get('by', '')} ({why})" if why else str(said.get("by", ""))
+
+
+def _mapping(details: Mapping[str, Any], name: str) -> Mapping[str, object]:
+    value = details.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _state_after(state: CallState, kind: int, details: Mapping[str, Any]) -> CallState | None:

@@ -66,11 +66,11 @@ from agent_runtime.run import (
     Run,
     RunContext,
     start,
-    until_decided,
     work,
 )
 from agent_runtime.side_by_side import run_all
 from agent_runtime.tools import CALL_KEY, ToolRegistry
+from agent_runtime.waiting import check_patience, until_decided
 
 _log = logging.getLogger("agent_runtime")
 
@@ -107,6 +107,7 @@ class LoopOptions(NamedTuple):
 
     max_steps: int = MAX_STEPS
     parallel: int = PARALLEL
+    wait_seconds: float = 0.0
 
 
 async def run_tool_loop(
@@ -117,6 +118,7 @@ async def run_tool_loop(
     run_id: str | None = None,
     verdicts: Sequence[Verdict] | None = None,
     approvals: Ask | None = None,
+    wait_seconds: float = 0.0,
     checkpoints: CheckpointStore | None = None,
     checkpoint_key: CheckpointKey | None = None,
     ctx: RunContext | None = None,
@@ -142,10 +144,10 @@ async def run_tool_loop(
     `parallel` bounds the calls of one reply that run side by side. `commits="each"` writes every record by itself.
 
     A call that needs a person's verdict pauses the run, unless `approvals` answers at once: the result is `paused`, its
-    `pending` the open requests. With `verdicts`, and no messages, the run of that id goes on, or `VerdictRefused` says why
-    not; then the run's own `ctx` is needed.
+    `pending` the open requests. For `wait_seconds` this worker waits beside such a run first. With `verdicts`, and no
+    messages, the run of that id goes on, or `VerdictRefused` says why not; then the run's own `ctx` is needed.
     """
-    options = _options(max_steps, parallel)
+    options = _options(max_steps, parallel, wait_seconds)
     if verdicts is not None:
         if messages is not None or run_id is None or checkpoints is None:
             raise InvalidSetting(
@@ -153,10 +155,11 @@ async def run_tool_loop(
                 "and leave messages out"
             )
         return await recover_tool_loop(
-            model, registry, run_id, verdicts=verdicts, approvals=approvals, checkpoints=checkpoints,
-            checkpoint_key=checkpoint_key, ctx=ctx, sinks=sinks, max_steps=max_steps, parallel=parallel, tenant=tenant,
-            commits=commits, lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts,
-            stuck_after=stuck_after, crash=crash, clock=clock, entropy=entropy, offload=offload,
+            model, registry, run_id, verdicts=verdicts, approvals=approvals, wait_seconds=wait_seconds,
+            checkpoints=checkpoints, checkpoint_key=checkpoint_key, ctx=ctx, sinks=sinks, max_steps=max_steps,
+            parallel=parallel, tenant=tenant, commits=commits, lease_seconds=lease_seconds,
+            heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after, crash=crash, clock=clock,
+            entropy=entropy, offload=offload,
         )  # fmt: skip
     if messages is None:
         raise InvalidSetting("a loop starts with messages; pass messages='…', or verdicts=[…] to go on with a paused run")
@@ -172,7 +175,8 @@ async def run_tool_loop(
     executor = Executor(registry, approvals=approvals)
     again = _Again(backing, known_id, ask, executor, options, ctx)
     try:
-        return await until_decided(lambda: work(run, _Loop(run, ask, executor, options, history).go()), again.look)
+        first = partial(_first, run, _Loop(run, ask, executor, options, history))
+        return await until_decided(first, again.look, backing, known_id, options.wait_seconds)
     except CheckpointConflict as conflict:
         if run.journal.guard is None:
             raise await in_use(backing, known_id) from conflict
@@ -191,6 +195,7 @@ async def recover_tool_loop(
     rerun_in_doubt: RerunInDoubt = False,
     verdicts: Sequence[Verdict] | None = None,
     approvals: Ask | None = None,
+    wait_seconds: float = 0.0,
     take_over: bool = False,
     max_steps: int = MAX_STEPS,
     parallel: int = PARALLEL,
@@ -213,7 +218,7 @@ async def recover_tool_loop(
     `RunQuarantined` past `max_attempts` claims without progress. `stuck_after`: seconds without a write after which the
     heartbeat leaves the run to its lease; longer than any call may take.
     """
-    options = _options(max_steps, parallel)
+    options = _options(max_steps, parallel, wait_seconds)
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
@@ -224,8 +229,14 @@ async def recover_tool_loop(
     executor = Executor(registry, approvals=approvals)
     again = _Again(backing, known_id, ask, executor, options, ctx)
     if verdicts is not None:
-        return await until_decided(lambda: again.resume(verdicts, rerun_in_doubt, take_over=take_over), again.look)
-    return await until_decided(lambda: again.recover(rerun_in_doubt, take_over=take_over), again.look)
+        first = partial(again.resume, verdicts, rerun_in_doubt, take_over=take_over)
+    else:
+        first = partial(again.recover, rerun_in_doubt, take_over=take_over)
+    return await until_decided(first, again.look, backing, known_id, options.wait_seconds)
+
+
+async def _first(run: Run, loop: "_Loop") -> LoopResult:
+    return await work(run, loop.go())
 
 
 class _Again:
@@ -510,10 +521,10 @@ def add_usage(total: dict[str, int], reply: Reply) -> None:
         total[unit] = total.get(unit, 0) + amount
 
 
-def _options(max_steps: int, parallel: int) -> LoopOptions:
+def _options(max_steps: int, parallel: int, wait_seconds: float) -> LoopOptions:
     _check_count("max_steps", max_steps)
     _check_count("parallel", parallel)
-    return LoopOptions(max_steps, parallel)
+    return LoopOptions(max_steps, parallel, check_patience(wait_seconds))
 
 
 def _check_count(option: str, value: int) -> None:

@@ -70,7 +70,7 @@ class Tool:
     attempts: int
     pause_seconds: float
     result: codec.Shape
-    _check: ArgumentCheck
+    check_arguments: ArgumentCheck
     approval: Approval | None = None
     probe: Probe | None = None
     settles_seconds: float = 0.0
@@ -88,7 +88,7 @@ class Tool:
 
     def check(self, args: bytes) -> dict[str, Any]:
         """The keyword arguments to call with, from recorded ones; `InvalidArguments` says what does not fit."""
-        return self._check(args)
+        return self.check_arguments(args)
 
     def shown(self, args: bytes) -> bytes:
         """The arguments as they will be sent, as plain data: what a person agrees to. `InvalidArguments`."""
@@ -348,7 +348,7 @@ def _define(
         attempts=attempts,
         pause_seconds=pause_seconds,
         result=_result_shape(name, hints),
-        _check=check,
+        check_arguments=check,
     )
 
 

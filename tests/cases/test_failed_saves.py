@@ -8,7 +8,7 @@ import pytest
 
 from agent_runtime.errors import ReadOnlyStore, RecoveryNeedsDecision, StoreUnavailable
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import RecordKind, RunStatus
+from agent_runtime.journal.records import RecordKind, RunStatus, StoredMessage
 from agent_runtime.journal.store import Answer, AnswerKind, Append
 from agent_runtime.testing.manual_clock import ManualClock
 from tests.bench import Asked, Bench, Place, Script, Worker, error_of, results_in
@@ -29,9 +29,15 @@ class Full(Worker):
         if self.left >= 0:
             return await super().commit(appends)
         self.refused += 1
+        return [self._refuse()] * len(appends)
+
+    async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        return self._refuse() if self.left < 0 else await super().post(run_id, message)
+
+    def _refuse(self) -> Answer:
         if isinstance(self.how, Exception):
             raise self.how
-        return [Answer(AnswerKind.UNKNOWN)] * len(appends)
+        return Answer(AnswerKind.UNKNOWN)
 
 
 FAILURES = {

@@ -13,7 +13,6 @@ from agent_runtime.errors import CheckpointConflict, RecoveryNeedsDecision
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RunStatus
 from agent_runtime.testing.manual_clock import ManualClock
-from agent_runtime.testing.store_contract.witness import untouched
 from agent_runtime.tools import ToolRegistry
 from tests.bench import Bench, NoHeartbeat, Place, Script, Worker, error_of, results_in, until
 
@@ -91,7 +90,9 @@ async def test_a_call_longer_than_the_lease_is_nobody_elses(place: Place, work: 
 
 
 @pytest.mark.parametrize("tool", ["charge", "lookup"])
-async def test_a_worker_that_froze_in_a_call_and_wakes_after_a_takeover_changes_nothing(place: Place, tool: str) -> None:
+async def test_a_worker_that_froze_in_a_call_and_wakes_after_a_takeover_leaves_its_result_alone(
+    place: Place, tool: str
+) -> None:
     clock, bench, thaw = ManualClock(), Bench(), asyncio.Event()
     args = {"amount": 5} if tool == "charge" else {"name": "a"}
     model = Script([(tool, args)], "done")
@@ -114,9 +115,14 @@ async def test_a_worker_that_froze_in_a_call_and_wakes_after_a_takeover_changes_
     else:
         assert error is None
         assert bench.entered["lookup"] == 2
-    async with untouched(place.open(clock), RunId("run")):
-        thaw.set()
-        with pytest.raises(CheckpointConflict, match="this worker has stopped"):
-            await work
+    before = await place.load("run")
+    thaw.set()
+    with pytest.raises(CheckpointConflict, match="this worker has stopped"):
+        await work
+    after_all = await place.load("run")
+    assert (after_all.records, after_all.row.head) == (before.records, before.row.head)
+    assert after_all.row.status == before.row.status
     assert bench.entered[tool] == (1 if tool == "charge" else 2)
     assert model.asked == (1 if tool == "charge" else 2)
+    result = await Worker(place, clock=clock).recover(model, bench.registry, clock=clock)
+    assert (result.status, bench.entered[tool]) == ("done", 1 if tool == "charge" else 2), "the result that it left is adopted"

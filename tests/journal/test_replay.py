@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agent_runtime.errors import CheckpointStoreCorrupt
 from agent_runtime.journal.records import RecordKind, StoredRecord
-from agent_runtime.journal.replay import CallLife, History, Move, next_move, read_history
-from agent_runtime.journal.states import CALL_LIFE, IN_DOUBT, SETTLEMENT_MOVES, CallMove, CallState, Settlement
+from agent_runtime.journal.replay import CallLife, History, Move, Settled, next_move, read_history
+from agent_runtime.journal.states import CALL_LIFE, IN_DOUBT, SETTLEMENT_MOVES, WAITING, CallMove, CallState, Settlement
 
 KIND_OF = {
     CallMove.PENDING: RecordKind.PENDING,
@@ -24,6 +24,7 @@ KIND_OF = {
     **dict.fromkeys(SETTLEMENT_MOVES.values(), RecordKind.SETTLED),
 }
 SETTLED_AS = {move: settlement.value.encode() for settlement, move in SETTLEMENT_MOVES.items()}
+SETTLED_AS[CallMove.SETTLED_DONE] += b" its result"
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class Told:
     body: bytes
 
 
-def settlement(body: bytes) -> Settlement:
-    return Settlement(body.decode())
+def settlement(body: bytes) -> Settled:
+    how, _, ending = body.partition(b" ")
+    return Settled(Settlement(how.decode()), ending)
 
 
 def record(number: int, kind: int, call: str = "", attempt: int = 0, body: bytes = b"", epoch: int = 1) -> StoredRecord:
@@ -96,7 +98,11 @@ def test_any_history_that_the_table_allows_is_read(told: list[Told]) -> None:
         assert life.attempts == len(starts)
         assert life.asked == (starts[-1].body if starts else b"")
         assert life.unrecordable == sum(each.move is CallMove.UNRECORDABLE for each in own)
-        assert life.ended == (own[-1].body if life.state is CallState.DONE else b"")
+        said = b"its result" if own[-1].move is CallMove.SETTLED_DONE else own[-1].body
+        assert life.ended == (said if life.state is CallState.DONE else b"")
+        assert life.pending == next((each.body for each in own if each.move is CallMove.PENDING), b"")
+        assert life.verdict == next((each.body for each in own[::-1] if each.move is CallMove.VERDICT), b"")
+    assert {life.call for life in history.waiting()} == {c for c, life in history.lives.items() if life.state in WAITING}
     assert {life.call for life in history.in_doubt()} == {c for c, life in history.lives.items() if life.state in IN_DOUBT}
 
 
@@ -149,8 +155,8 @@ def test_a_run_is_opened_once_and_first() -> None:
 
 def test_after_its_end_a_run_takes_settlements_only() -> None:
     ended = [*BEGINNING, record(3, RecordKind.STARTED, "0", 1), record(4, RecordKind.ENDED)]
-    settled = read([*ended, record(5, RecordKind.SETTLED, "0", 1, b"done")])
-    assert settled.lives["0"].state is CallState.DONE
+    settled = read([*ended, record(5, RecordKind.SETTLED, "0", 1, b"done its result")])
+    assert (settled.lives["0"].state, settled.lives["0"].ended) == (CallState.DONE, b"its result")
     for kind in RecordKind:
         if kind is not RecordKind.SETTLED:
             with pytest.raises(CheckpointStoreCorrupt, match="follows the run's end"):
@@ -161,6 +167,8 @@ def test_the_latest_of_the_runs_own_records_counts() -> None:
     records = [*BEGINNING, record(3, RecordKind.CHECKPOINT), record(4, RecordKind.RELEASED), record(5, RecordKind.CLAIMED),
                record(6, RecordKind.CHECKPOINT), record(7, RecordKind.ENDED)]  # fmt: skip
     history = read(records)
+    cancelled = record(8, RecordKind.CANCELLED)
+    assert read([*records[:-1], cancelled._replace(number=7)]).cancelled == cancelled._replace(number=7)
     assert (history.opened, history.claimed, history.ended) == (records[0], records[4], records[6])
 
 
@@ -198,7 +206,7 @@ def test_no_number_of_attempts_turns_a_call_in_doubt_into_one_to_run_again(attem
 
 
 def test_a_settlement_that_cannot_be_read_stops_the_reading() -> None:
-    def unreadable(body: bytes) -> Settlement:
+    def unreadable(body: bytes) -> Settled:
         raise CheckpointStoreCorrupt("no settlement")
 
     records = journal([Told("0", CallMove.STARTED, 1, b""), Told("0", CallMove.SETTLED_DONE, 1, b"done")])

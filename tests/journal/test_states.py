@@ -64,9 +64,15 @@ def test_what_an_attempt_came_to_needs_an_attempt(state: CallState, move: CallMo
 
 
 def test_an_act_needs_its_own_verdict_where_one_was_asked_for() -> None:
-    assert after(CallState.PENDING, CallMove.STARTED) is None
+    assert CallState.STARTED not in reachable(CallState.PENDING, without=frozenset({CallMove.VERDICT}))
+    assert not {CallState.PENDING, CallState.ASKING} & IN_DOUBT
     assert after(CallState.DECIDED, CallMove.STARTED) is CallState.STARTED
     assert after(CallState.DECIDED, CallMove.VERDICT) is None
+    assert after(CallState.STARTED, CallMove.VERDICT) is None
+
+
+def test_a_call_that_is_asked_about_has_sent_nothing_and_ends_only_through_its_verdict() -> None:
+    assert {move for before, move in CALL_LIFE if before is CallState.ASKING} == {CallMove.VERDICT, CallMove.UNSENT}
 
 
 def test_every_move_is_used_and_every_settlement_is_one() -> None:

@@ -42,10 +42,6 @@ def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
             from agent_runtime import supervisor
 
             return supervisor.supervise(chosen)
-        case "runs" | "show" | "release" | "verify":
-            from agent_runtime.cli import operate
-
-            return operate.main(chosen)
         case "keygen":
             print(base64.b64encode(SYSTEM_ENTROPY.draw(KEY_SIZE)).decode())
             return 0
@@ -53,9 +49,13 @@ def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
             from agent_runtime.cli import doctor
 
             return doctor.main(as_json=chosen.json)
-        case _:
+        case None:
             parser.print_help()
             return 2
+        case _:
+            from agent_runtime.cli import operate
+
+            return operate.main(chosen)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import getpass
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 
+from agent_runtime.cli import decide
+from agent_runtime.cli.decide import add_command, user_name
 from agent_runtime.cli.tables import json_line, print_rows, print_table, printable, told_at
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.provision import stored_key
@@ -26,22 +26,16 @@ LONGEST_DETAIL = 200
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The operator's commands and their options."""
-    runs = _add(commands, "runs", "list the runs, the dead and the doubtful by what they are")
+    runs = add_command(commands, "runs", "list the runs, the dead and the doubtful by what they are")
     runs.add_argument("--status", choices=STATUSES, help="only runs that stand so")
-    show = _add(commands, "show", "say what happened to a run, claim by claim")
+    show = add_command(commands, "show", "say what happened to a run, claim by claim")
     show.add_argument("run", metavar="RUN")
-    release = _add(commands, "release", "let a quarantined run go again")
+    release = add_command(commands, "release", "let a quarantined run go again")
     release.add_argument("run", metavar="RUN")
     release.add_argument("--by", metavar="NAME", help="who says so; it is recorded (default: the user)")
-    verify = _add(commands, "verify", "open every seal of a run, or of all; exit code 1 where anything is corrupt")
+    verify = add_command(commands, "verify", "open every seal of a run, or of all; exit code 1 where anything is corrupt")
     verify.add_argument("run", metavar="RUN", nargs="?")
-
-
-def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, does: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=does)
-    command.add_argument("--store", metavar="URL", help="the store to look at (default: DATABASE_URL)")
-    command.add_argument("--json", action="store_true", help="one JSON line an item, for programs")
-    return command
+    decide.add_commands(commands)
 
 
 def main(chosen: argparse.Namespace) -> int:
@@ -63,8 +57,10 @@ async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
                 return _show(await runs.show(chosen.run), as_json=chosen.json)
             case "release":
                 return await _release(runs, chosen)
-            case _:
+            case "verify":
                 return await _verify(runs, chosen)
+            case _:
+                return await decide.decide(runs, chosen)
     finally:
         await store.close()
 
@@ -112,7 +108,8 @@ def _plain(info: RunInfo) -> dict[str, object]:
 
 def _show(report: RunReport, *, as_json: bool) -> int:
     if as_json:
-        print(json_line({**_plain(report.info), **asdict(report.timeline)}))
+        waiting, doubts = ([call.call for call in calls] for calls in (report.timeline.pending, report.timeline.doubts))
+        print(json_line({**_plain(report.info), **asdict(report.timeline), "pending": waiting, "doubts": doubts}))
     else:
         _print_report(report)
     return 0
@@ -127,6 +124,9 @@ def _print_report(report: RunReport) -> None:
         print()
         print(printable(f"claim {segment.epoch} ({segment.why}) by {who}: {left}"))
         print_rows([_moment(moment) for moment in segment.moments])
+    for call in timeline.pending:
+        print()
+        print(printable(f"waiting for approval: {_told(call)}; answer it with `agent-runtime approve` or `deny`"))
     for call in timeline.doubts:
         print()
         print(printable(f"in doubt: {_told(call)}; nobody knows whether it happened"))
@@ -148,7 +148,8 @@ def _facts(info: RunInfo) -> Iterator[tuple[str, str]]:
 
 def _counted(report: RunReport) -> str:
     tools = [call for call in report.timeline.calls.values() if not call.is_decision]
-    return f"{len(tools)}, {sum(call.is_in_doubt for call in tools)} in doubt"
+    waiting = f", {len(report.timeline.pending)} waiting for approval" if report.timeline.pending else ""
+    return f"{len(tools)}, {len(report.timeline.doubts)} in doubt{waiting}"
 
 
 def _moment(moment: Moment) -> tuple[str, ...]:
@@ -159,26 +160,21 @@ def _moment(moment: Moment) -> tuple[str, ...]:
 
 
 def _told(call: Call) -> str:
-    return f"call {call.call}, {call.tool}{json_line(call.args)}, attempt {call.attempts}"
+    attempt = f", attempt {call.attempts}" if call.attempts else ""
+    return f"call {call.call}, {call.tool}{json_line(call.args)}{attempt}"
 
 
 # Releasing and verifying.
 
 
 async def _release(runs: Runs, chosen: argparse.Namespace) -> int:
-    released = await runs.release(chosen.run, by=chosen.by or _user())
+    released = await runs.release(chosen.run, by=chosen.by or user_name())
     if chosen.json:
         print(json_line({"run": chosen.run, "released": released}))
     else:
         said = "goes again" if released else "is in no quarantine; nothing was changed"
         print(printable(f"run {chosen.run} {said}"))
     return 0
-
-
-def _user() -> str:
-    with suppress(KeyError, OSError, ImportError):  # a user without a name
-        return getpass.getuser()
-    return "unknown"
 
 
 async def _verify(runs: Runs, chosen: argparse.Namespace) -> int:

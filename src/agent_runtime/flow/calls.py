@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from agent_runtime import codec
-from agent_runtime.approvals import WITHDRAWN, ApprovalRequest
+from agent_runtime.approvals import NOT_AGREED, WITHDRAWN, ApprovalRequest
 from agent_runtime.asking import CallPaused
-from agent_runtime.doubts import NOT_AGREED, make_doubt
+from agent_runtime.doubts import make_doubt
 from agent_runtime.errors import CallFailed, FlowError, InvalidArguments, UnknownTool, Unrecordable
 from agent_runtime.executor import CallInDoubt, Ending, Executor, Siblings
 from agent_runtime.ids import CallId, RunId

@@ -49,9 +49,9 @@ from agent_runtime.run import (
     Run,
     RunContext,
     start,
-    until_decided,
     work,
 )
+from agent_runtime.waiting import check_patience, until_decided
 
 KIND = "flow"
 PARALLEL = 16
@@ -89,6 +89,7 @@ class FlowRunner:
         checkpoint_key: CheckpointKey | None = None,
         sinks: Sequence[Sink] = (),
         approvals: Ask | None = None,
+        wait_seconds: float = 0.0,
         parallel: int = PARALLEL,
         max_supersteps: int = MAX_SUPERSTEPS,
         tenant: str = "",
@@ -105,13 +106,15 @@ class FlowRunner:
     ) -> None:
         """`parallel` bounds the calls of one run that are on their way; `max_supersteps` counts over the whole run.
 
-        `approvals` answers at once where a call needs a person's verdict; without it such a call pauses its run.
+        `approvals` answers at once where a call needs a person's verdict; without it such a call pauses its run. For
+        `wait_seconds` the worker waits beside a run that waits for a person, which any other may pick up meanwhile.
         """
         for option, value in (("parallel", parallel), ("max_supersteps", max_supersteps)):
             if type(value) is not int or value < 1:
                 raise InvalidSetting(f"{option}= is a whole number from 1, found {value!r}")
         self.executor = executor if approvals is None else Executor(executor.registry, approvals=approvals)
         self._parallel = parallel
+        self._wait_seconds = check_patience(wait_seconds)
         self._max_supersteps = max_supersteps
         self._backing = make_backing(
             checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
@@ -129,9 +132,10 @@ class FlowRunner:
         keeper = Keeper(run, flow.shape, flow.digest, fields, first_held(fields))
         first = first_position(flow.graph)
         try:
-            return await until_decided(
+            return await self._until_decided(
                 lambda: work(run, self._work(run, flow, first, checked, keeper, rerun=False)),
                 partial(self._look, flow, known_id, ctx),
+                known_id,
             )
         except CheckpointConflict as conflict:
             if run.journal.guard is None:
@@ -159,7 +163,7 @@ class FlowRunner:
         first = partial(
             self._recover, flow, known_id, _Reader(flow, migrate), ctx, decide, rerun=rerun_in_doubt, take_over=take_over
         )  # fmt: skip
-        return await until_decided(first, partial(self._look, flow, known_id, ctx, migrate))
+        return await self._until_decided(first, partial(self._look, flow, known_id, ctx, migrate), known_id)
 
     async def resume(
         self,
@@ -182,7 +186,7 @@ class FlowRunner:
         decide = self._decider(known_id, rerun=rerun_in_doubt, verdicts=verdicts, can_ask=can_ask)
         when_held = decide.post if decide.verdicts else None
         first = partial(self._recover, flow, known_id, reader, ctx, decide, rerun=rerun_in_doubt, when_held=when_held)
-        return await until_decided(first, partial(self._look, flow, known_id, ctx))
+        return await self._until_decided(first, partial(self._look, flow, known_id, ctx), known_id)
 
     async def start_or_recover(
         self,
@@ -243,6 +247,11 @@ class FlowRunner:
             raise FlowError(
                 f"node {node!r} of flow {flow.name!r} calls tool {tool!r}, which is not registered; there are {there}"
             )
+
+    async def _until_decided(
+        self, first: Callable[[], Awaitable[FlowResult[S]]], again: Callable[[], Awaitable[FlowResult[S]]], run_id: RunId
+    ) -> FlowResult[S]:
+        return await until_decided(first, again, self._backing, run_id, self._wait_seconds)
 
     def _decider(
         self,

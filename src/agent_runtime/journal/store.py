@@ -1,4 +1,4 @@
-"""The port behind which every store stands: about ten verbs, each one atomic move, and the four answers.
+"""The port behind which every store stands: about a dozen verbs, each one atomic move, and the four answers.
 
 What a store promises, and all that it promises:
 
@@ -18,13 +18,14 @@ A minimal store implements the abstract verbs of `Store`; the others have a corr
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from agent_runtime.ids import RunId, Step
 from agent_runtime.journal.records import (
+    RunStatus,
     StoredCheckpoint,
     StoredMessage,
     StoredRecord,
@@ -67,6 +68,25 @@ class Append(NamedTuple):
     records: tuple[StoredRecord, ...]
     checkpoint: StoredCheckpoint | None = None
     seen: int = 0
+
+
+class Ear(Protocol):
+    """Hears to which runs messages come, whoever posts them. It belongs to the event loop that it was made on."""
+
+    every: float
+    """How many seconds after the last time to ask `heard` again, where it does not ring before. Infinite: it always rings."""
+
+    async def heard(self) -> Collection[RunId] | None:
+        """The runs that got messages since this was last asked; None: that cannot be told, look at each by `posted`.
+
+        Too many may be named, and never too few. Raises once it hears no more: what came meanwhile is then not known.
+        """
+
+    async def posted(self, run_ids: Sequence[RunId]) -> list[int | None]:
+        """How many messages each run has had; None where there is no run, or a deleted one."""
+
+    async def close(self) -> None:
+        """Hear no more, and let go of the connection."""
 
 
 class CheckpointStore(Protocol):
@@ -128,6 +148,10 @@ class CheckpointStore(Protocol):
 
     async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         """Rows of all runs, final ones too, in the order of their ids; deleted ones only where asked for."""
+
+    async def listen(self, ring: Callable[[], None]) -> Ear:
+        """Hear of every message from now on, through one connection. `ring` may be called from any thread: then `heard`
+        has something to tell."""
 
     def reopen(self) -> "CheckpointStore":
         """The same store through connections of its own, for another thread and event loop."""
@@ -210,6 +234,10 @@ class Store(ABC):
         """Carry one append without waiting for anybody; None, and nothing written, where that cannot be done now."""
         return None
 
+    async def listen(self, ring: Callable[[], None]) -> Ear:
+        """An ear that asks: it never rings, and has each run looked at."""
+        return AskingEar(self)
+
     def reopen(self) -> CheckpointStore:
         """Itself: right for a store that may be used from several threads."""
         return self
@@ -264,6 +292,28 @@ class BatchStore(Store):
             raise ValueError(f"the row is of run {row.run_id!r}, the call of {run_id!r}")
         [answer] = await self.commit([Append(row, guard, (record,), None, row.posted)])
         return answer
+
+
+class AskingEar:
+    """The ear of a store that does not tell by itself which runs got messages."""
+
+    every = 0.25
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def heard(self) -> Collection[RunId] | None:
+        return None
+
+    async def posted(self, run_ids: Sequence[RunId]) -> list[int | None]:
+        return [await self._posted(run_id) for run_id in run_ids]
+
+    async def close(self) -> None:
+        return None
+
+    async def _posted(self, run_id: RunId) -> int | None:
+        run = await self._store.latest(run_id)
+        return None if run is None or run.row.status == RunStatus.DELETED else run.row.posted
 
 
 def check_append(append: Append) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from itertools import islice
 
@@ -26,7 +26,7 @@ from agent_runtime.journal.records import (
     StoredRow,
     StoredRun,
 )
-from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
+from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Ear, Guard, check_append
 
 MESSAGE_FOR_ENDED_RUNS = "settlement"
 """The one kind of message that somebody may still read once a run is final."""
@@ -44,6 +44,42 @@ class _Run:
         self.messages: dict[bytes, StoredMessage] = {}
 
 
+class _Ear:
+    """Told of each message by whoever posts it."""
+
+    every = float("inf")
+
+    def __init__(self, lock: threading.Lock, runs: dict[RunId, _Run], ears: list[_Ear], ring: Callable[[], None]) -> None:
+        self._lock = lock
+        self._runs = runs
+        self._ears = ears
+        self._ring = ring
+        self._noted: set[RunId] = set()
+
+    def note(self, run_id: RunId) -> None:
+        """A message came to the run. The lock is held."""
+        self._noted.add(run_id)
+        self._ring()
+
+    async def heard(self) -> Collection[RunId] | None:
+        with self._lock:
+            noted, self._noted = self._noted, set()
+            return noted
+
+    async def posted(self, run_ids: Sequence[RunId]) -> list[int | None]:
+        with self._lock:
+            return [self._posted(self._runs.get(run_id)) for run_id in run_ids]
+
+    async def close(self) -> None:
+        with self._lock:
+            if self in self._ears:
+                self._ears.remove(self)
+
+    @staticmethod
+    def _posted(run: _Run | None) -> int | None:
+        return None if run is None or run.row.status == RunStatus.DELETED else run.row.posted
+
+
 class MemoryCheckpointStore(BatchStore):
     """Holds runs for as long as the process lives. One process only."""
 
@@ -51,6 +87,7 @@ class MemoryCheckpointStore(BatchStore):
         self._clock = clock
         self._lock = threading.Lock()
         self._runs: dict[RunId, _Run] = {}
+        self._ears: list[_Ear] = []
 
     def reopen(self) -> MemoryCheckpointStore:
         """A view on the same runs, under the same lock."""
@@ -115,12 +152,20 @@ class MemoryCheckpointStore(BatchStore):
                 return Answer(AnswerKind.FENCED, run.row.posted)
             run.messages[message.digest] = message
             run.row = run.row._replace(posted=run.row.posted + 1, wake_at=self._wall_ms())
+            for ear in self._ears:
+                ear.note(run_id)
             return Answer(AnswerKind.OK, run.row.posted)
 
     async def inbox(self, run_id: RunId) -> list[StoredMessage]:
         with self._lock:
             run = self._runs.get(run_id)
             return [] if run is None else list(run.messages.values())
+
+    async def listen(self, ring: Callable[[], None]) -> Ear:
+        ear = _Ear(self._lock, self._runs, self._ears, ring)
+        with self._lock:
+            self._ears.append(ear)
+        return ear
 
     async def now(self) -> datetime:
         return self._clock.now()

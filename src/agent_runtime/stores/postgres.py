@@ -14,14 +14,14 @@ Rules of this file:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreRefused, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
-from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
+from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Ear, Guard, check_append
 from agent_runtime.stores.answers import why_refused
 from agent_runtime.stores.postgres_batch import (
     Placed,
@@ -32,6 +32,7 @@ from agent_runtime.stores.postgres_batch import (
     rounds,
     runs_on,
 )
+from agent_runtime.stores.postgres_ear import ListeningEar, PollingEar
 from agent_runtime.stores.postgres_link import Connection, Link
 from agent_runtime.stores.postgres_schema import Statements, check_session, set_up
 from agent_runtime.stores.postgres_url import check_names, place_of
@@ -181,6 +182,11 @@ class PostgresCheckpointStore(BatchStore):
     async def inbox(self, run_id: RunId) -> list[StoredMessage]:
         found = await self._link.read(lambda db: db.fetch(self._sql["select_messages"], run_id))
         return [StoredMessage._make(row) for row in found]
+
+    async def listen(self, ring: Callable[[], None]) -> Ear:
+        if self._pooler:
+            return PollingEar(self._link, self._sql)
+        return await ListeningEar.open(self._link, self._sql, self._place, ring)
 
     async def now(self) -> datetime:
         [[moment]] = await self._link.read(lambda db: db.fetch(self._sql["read_clock"]))

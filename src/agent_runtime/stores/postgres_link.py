@@ -52,6 +52,10 @@ class Connection(Protocol):
 
     async def close(self, *, timeout: float | None = None) -> None: ...
 
+    async def add_listener(self, channel: str, callback: Callable[[Any, int, str, str], None]) -> None: ...
+
+    def add_termination_listener(self, callback: Callable[[Any], None]) -> None: ...
+
 
 class Link:
     """The connections of one store object."""
@@ -74,6 +78,7 @@ class Link:
         self._greet = greet
         self._forget = forget
         self._idle: list[Connection] = []
+        self._kept: list[Connection] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -115,12 +120,24 @@ class Link:
             self._take_back(connection, is_sound=True)
             return result
 
+    async def keep(self) -> Connection:
+        """A connection that nobody else is lent, until `part_with` or the end of the link."""
+        connection = await self._greeted()
+        self._kept.append(connection)
+        return connection
+
+    async def part_with(self, connection: Connection) -> None:
+        """Close a connection that was kept."""
+        if connection in self._kept:
+            self._kept.remove(connection)
+        await _close(connection)
+
     async def close(self) -> None:
         self._is_closed = True
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            with suppress(Exception):  # it is closed, one way or the other
-                await connection.close(timeout=CLOSE_SECONDS)
+        connections = self._idle + self._kept
+        self._idle, self._kept = [], []
+        for connection in connections:
+            await _close(connection)
 
     def _enter_loop(self) -> None:
         loop = asyncio.get_running_loop()
@@ -133,13 +150,16 @@ class Link:
         self._writes, self._reads = asyncio.Semaphore(WRITES_AT_ONCE), asyncio.Semaphore(READS_AT_ONCE)
 
     async def _connected(self) -> Connection:
-        if self._is_closed:
-            raise StoreUnavailable(f"the store at {self._place} was closed; open another")
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
             self._forget()
+        return await self._greeted()
+
+    async def _greeted(self) -> Connection:
+        if self._is_closed:
+            raise StoreUnavailable(f"the store at {self._place} was closed; open another")
         connection = await self._connect()
         try:
             await self._greet(connection)
@@ -178,6 +198,11 @@ class Link:
         self._forget()
         with suppress(Exception):  # whatever state it is in, it is not used again
             connection.terminate()
+
+
+async def _close(connection: Connection) -> None:
+    with suppress(Exception):  # it is closed, one way or the other
+        await connection.close(timeout=CLOSE_SECONDS)
 
 
 def _driver() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 
 from agent_runtime.errors import ForeignStore, NewerFormat, ReadOnlyStore, StoreRefused
 from agent_runtime.stores.postgres_link import Connection
@@ -26,6 +27,8 @@ _HEAD = (
     "-- The tables of the Postgres store, as it makes them itself. Loaded by hand, they are accepted:\n"
     "--   psql postgresql://durable:durable@localhost:5433/durable -f schema.sql"
 )
+_CHANNEL_SIZE = 32
+"""A channel has a name as a table has, which is too short for the longest schema and prefix: a digest stands for them."""
 _LOCALLY_DURABLE = (
     "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' "
     "ELSE 'on' END, true) IS NOT NULL"
@@ -41,6 +44,8 @@ class Statements:
         self.tables = {table: f"{prefix}{table}" for table in TABLES}
         names = {table: self.table(table) for table in TABLES}
         names |= {index: f"{prefix}{index}" for index in INDEXES}
+        self.channel = f"agent_runtime_{sha256(f'{schema}.{prefix}'.encode()).hexdigest()[:_CHANNEL_SIZE]}"
+        names["channel"] = self.channel
         names["durably"] = _LOCALLY_DURABLE if pooler else "true"
         self._sql = {name: _filled(text, names) for name, text in read_statements("postgres.sql").items()}
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import TypeVar
@@ -31,11 +32,12 @@ from agent_runtime.journal.records import (
     StoredRow,
     StoredRun,
 )
-from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
+from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Ear, Guard, check_append
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.stores.answers import why_refused
 from agent_runtime.stores.sqlite_batch import Batch, changes, runs_on
-from agent_runtime.stores.sqlite_file import SQL, Busy, make_private, set_up, translate, translated
+from agent_runtime.stores.sqlite_ear import SQLiteEar
+from agent_runtime.stores.sqlite_file import SQL, Busy, make_private, readable, set_up, translate, translated
 
 T = TypeVar("T")
 
@@ -74,6 +76,7 @@ class SQLiteCheckpointStore(BatchStore):
         self._keys: dict[RunId, int] = {}
         self._reader_is_stale = False
         self._checkpoints_wal = True
+        self._ears: weakref.WeakSet[SQLiteEar] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"SQLiteCheckpointStore({self.path!r})"
@@ -138,6 +141,13 @@ class SQLiteCheckpointStore(BatchStore):
     async def inbox(self, run_id: RunId) -> list[StoredMessage]:
         return await self._read(lambda db: self._read_messages(db, run_id))
 
+    async def listen(self, ring: Callable[[], None]) -> Ear:
+        await self._open()
+        with readable(self.path):
+            ear = SQLiteEar(self._connect_reader(), self.path)
+        self._ears.add(ear)
+        return ear
+
     async def now(self) -> datetime:
         return self._clock.now()
 
@@ -154,6 +164,8 @@ class SQLiteCheckpointStore(BatchStore):
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        for ear in list(self._ears):
+            await ear.close()
 
     # How a write is carried.
 
@@ -410,11 +422,9 @@ class SQLiteCheckpointStore(BatchStore):
         """What the work finds, all of it as the store was at one moment."""
         db = await self._connected_reader()
         try:
-            with translated(self.path):
+            with readable(self.path):
                 db.execute("BEGIN")
                 return work(db)
-        except Busy as error:
-            raise StoreUnavailable(f"SQLite file {self.path!r} cannot be read now: {error}") from error
         finally:
             if db.in_transaction:
                 db.execute("COMMIT")
@@ -426,12 +436,16 @@ class SQLiteCheckpointStore(BatchStore):
         if self._reader is None:
             await self._open()
             with translated(self.path):
-                self._reader = self._connect()
+                self._reader = self._connect_reader()
             self._reader_is_stale = False
-            self._reader.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-            self._reader.execute("PRAGMA query_only = ON")
-            self._reader.text_factory = _lenient  # text that somebody broke is for the seal of its own run to find
         return self._reader
+
+    def _connect_reader(self) -> sqlite3.Connection:
+        db = self._connect()
+        db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        db.execute("PRAGMA query_only = ON")
+        db.text_factory = _lenient  # text that somebody broke is for the seal of its own run to find
+        return db
 
     def _connect(self) -> sqlite3.Connection:
         make_private(self.path)

@@ -98,6 +98,16 @@ def translated(path: str) -> Iterator[None]:
         raise translate(error, path) from error
 
 
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """The same for reads, which nobody's turn is waited for."""
+    try:
+        with translated(path):
+            yield
+    except Busy as error:
+        raise StoreUnavailable(f"SQLite file {path!r} cannot be read now: {error}") from error
+
+
 def translate(error: sqlite3.Error, path: str) -> AgentRuntimeError | Busy:
     code = getattr(error, "sqlite_errorcode", None)
     match None if code is None else code & 0xFF:

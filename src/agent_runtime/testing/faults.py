@@ -23,7 +23,7 @@ from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RecordKind, StoredMessage, StoredRecord, StoredRow, StoredRun
-from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, CheckpointStore, Guard
+from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, CheckpointStore, Ear, Guard
 
 # Dying.
 
@@ -316,8 +316,8 @@ class Counts:
 class FaultyStore(BatchStore):
     """A worker's way to a store, with a fault in it, and with the worker's life: once that is over, nothing passes.
 
-    Every verb then raises `SimulatedCrash`, but for `renew_all`, which says `StoreUnavailable`: only a heartbeat's thread
-    calls it, where nobody could catch the other. `counts` tells what passed, also through what `reopen` gives.
+    Every verb then raises `SimulatedCrash`, but for `renew_all` and `listen`, which say `StoreUnavailable`: they are called
+    in the background, where nobody could catch the other. `counts` tells what passed, also through what `reopen` gives.
     """
 
     def __init__(self, inner: CheckpointStore, fault: Fault | None = None, *, life: Life | None = None) -> None:
@@ -416,6 +416,12 @@ class FaultyStore(BatchStore):
     async def now(self) -> datetime:
         self._read()
         return await self.inner.now()
+
+    async def listen(self, ring: Callable[[], None]) -> Ear:
+        """An ear of the store behind: it hears in the background, where nobody could catch a fault."""
+        if self.life.is_over:
+            raise StoreUnavailable("this worker is dead; it hears nothing")
+        return await self.inner.listen(ring)
 
     def _read(self) -> None:
         self.life.check()

@@ -3,6 +3,7 @@
 -- microseconds UTC, by the server's clock. Status numbers are those of RunStatus: 1 runs, from 8 on final, 11 deleted.
 -- Integers of many rows come as the text of one array, which costs the driver one string; bytes of many rows come joined.
 -- A record's place is the key of its run, shifted left by 24 bits, and its number: one index of one integer.
+-- {channel} is the name under which those that listen hear of messages to these tables.
 -- {durably} is true; behind a pooler, which shares sessions, it also makes the commit of this statement a durable one.
 
 -- create_store: which form of tables this is
@@ -258,7 +259,7 @@ FROM free WHERE u.key = free.key RETURNING free.i, u.posted;
 -- find_owners: who holds runs that were not renewed
 SELECT run_id, epoch, owner, posted FROM {runs} WHERE run_id = ANY ($1::text[]) AND status < 8;
 
--- post: a message, once by its digest; one more is posted, and there is reason to look at the run
+-- post: a message, once by its digest; one more is posted, there is reason to look at the run, and whoever listens hears of it
 WITH raised AS (
     UPDATE {runs} u SET posted = u.posted + 1, wake_at = (extract(epoch FROM clock_timestamp()) * 1000)::int8
     WHERE u.run_id = $1 AND u.status < CASE WHEN $3::text = 'settlement' THEN 11 ELSE 8 END AND {durably}
@@ -267,11 +268,21 @@ WITH raised AS (
 ), inserted AS (
     INSERT INTO {inbox} (key, digest, kind, body, seal) SELECT key, $2, $3, $4::bytea, $5::bytea FROM raised
 )
-SELECT posted FROM raised;
+SELECT posted, pg_notify('{channel}', $1::text) FROM raised;
 
 -- find_message: why a message was not taken
 SELECT u.posted, EXISTS (SELECT FROM {inbox} m WHERE m.key = u.key AND m.digest = $2::bytea) AS is_there
 FROM {runs} u WHERE u.run_id = $1 AND u.status < 11;
+
+-- find_posted: how many messages runs have had that are not deleted
+SELECT run_id, posted FROM {runs} WHERE run_id = ANY ($1::text[]) AND status < 11;
+
+-- messages_since: who got messages past an id, and how far the writers have come: all transactions before `oldest` have ended,
+-- none from `next` on has begun. A message may show up after one with a higher id.
+SELECT pg_snapshot_xmin(s)::text::int8 AS oldest, pg_snapshot_xmax(s)::text::int8 AS next, n.id AS newest, m.id, m.run_id
+FROM pg_current_snapshot() AS s
+CROSS JOIN (SELECT coalesce(max(id), 0) AS id FROM {inbox}) n
+LEFT JOIN LATERAL (SELECT i.id, r.run_id FROM {inbox} i JOIN {runs} r ON r.key = i.key WHERE i.id > $1::int8) m ON true;
 
 -- select_messages: the messages of a run in the order they came
 SELECT digest, kind, body, seal FROM {inbox}

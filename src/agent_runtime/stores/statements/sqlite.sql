@@ -152,6 +152,18 @@ UPDATE runs SET posted = posted + 1, wake_at = ? WHERE key = ? RETURNING posted;
 -- select_messages: the messages of a run in the order they came
 SELECT digest, kind, body, seal FROM inbox WHERE key = ? ORDER BY id;
 
+-- last_message: the newest message that is there
+SELECT id, key, digest FROM inbox ORDER BY id DESC LIMIT 1;
+
+-- message_at: which message has an id; once a run is deleted, another may get the id of its messages
+SELECT key, digest FROM inbox WHERE id = ?;
+
+-- runs_posted_to: the runs that got messages past an id
+SELECT DISTINCT r.run_id FROM inbox m JOIN runs r ON r.key = m.key WHERE m.id > ?;
+
+-- find_posted: how many messages a run has had that is not deleted
+SELECT posted FROM runs WHERE run_id = ? AND status < 11;
+
 -- bury_run: what is left of a deleted run, so that its id is not used again
 UPDATE runs SET status = 11, number = 0, owner = zeroblob(16), head = zeroblob(32), seal = x'', wake_at = NULL, updated_at = ?
 WHERE key = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND status < 11;

@@ -1,0 +1,432 @@
+"""What people write to a run from outside, without its tools: verdicts, settlements, a cancel, a release, its removal.
+
+Rules of this file:
+
+* While the run's owner may be alive nothing is written to its journal: a message is left to it. A verdict is always left to
+  whoever has the tools; here it is checked as far as that can be done without them.
+* Else the run is claimed, written and given back in one append, which lands only on what was read and verified. The message
+  is left all the same: a worker may wait beside a run that it gave back, and hears of nothing else.
+* What somebody else said first stands: whoever says another thing is told so, and by whom.
+* A run that has ended takes a settlement and nothing else, and stays as it is. Nothing leads out of quarantine but a release
+  or a cancel.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+from agent_runtime import codec
+from agent_runtime.approvals import (
+    ApprovalRequest,
+    Decision,
+    MayApprove,
+    Verdict,
+    check_approver,
+    check_edit,
+    check_form,
+    check_verdict,
+    read_verdict,
+)
+from agent_runtime.clock import milliseconds, moment
+from agent_runtime.doubts import Case, check_request, find_late, find_settlement
+from agent_runtime.errors import (
+    CheckpointConflict,
+    Fenced,
+    NotInDoubt,
+    RunQuarantined,
+    SettlementRefused,
+    StoreUnavailable,
+    VerdictRefused,
+)
+from agent_runtime.ids import RunId, is_reply
+from agent_runtime.inbox import Cancel, MessageKind, find_cancel, post_message
+from agent_runtime.journal.commits import group_commit
+from agent_runtime.journal.journal import Journal
+from agent_runtime.journal.records import RecordKind, RunStatus
+from agent_runtime.journal.replay import CallLife
+from agent_runtime.journal.seal import sealer_for
+from agent_runtime.journal.states import IN_DOUBT, CallState, Settlement
+from agent_runtime.journal.store import AnswerKind, Guard
+from agent_runtime.lease import seconds_held
+from agent_runtime.recovery import Found, claiming, read_reason, read_verified
+from agent_runtime.run import Backing
+from agent_runtime.settlements import (
+    Said,
+    Settling,
+    drain_of,
+    require_text,
+    said_to_plain,
+    say,
+    settled_body,
+)
+from agent_runtime.tools import ToolRegistry
+
+_log = logging.getLogger("agent_runtime")
+T = TypeVar("T")
+
+TRIES = 8
+
+Admit = Callable[[Found], None]
+"""Raises where whoever asks may not have the run."""
+
+
+async def _once_it_stands(
+    backing: Backing, run_id: RunId, admit: Admit, write: Callable[[Found], Awaitable[T]], wish: str
+) -> T:
+    """What is written to the run as it was read and verified; where it moved meanwhile, it is looked at again."""
+    for _ in range(TRIES):
+        found = await read_verified(backing, run_id)
+        admit(found)
+        try:
+            return await write(found)
+        except Fenced:
+            continue
+    raise CheckpointConflict(f"run {run_id!r} changed each time it was to be {wish}; try again later")
+
+
+def _is_held(found: Found) -> bool:
+    """Whether an owner that may be alive holds the run: then it is that owner who writes."""
+    return found.status is not RunStatus.QUARANTINED and seconds_held(found.stored.row, found.mark) is not None
+
+
+async def _leave(backing: Backing, run_id: RunId, kind: MessageKind, body: dict[str, object]) -> None:
+    """Leave a message to the run; `Fenced` where it has ended since it was read."""
+    sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=run_id)
+    try:
+        await post_message(backing.store, sealer, kind, body)
+    except CheckpointConflict as conflict:
+        raise Fenced(str(conflict)) from conflict
+
+
+async def _by_claim(backing: Backing, found: Found, why: str, write: Callable[[Journal], None]) -> None:
+    """Claim the run, write to it and give it back, all in one append; `Fenced` where it is not as it was read."""
+    journal = claiming(backing, found, why, take_over=False)
+    try:
+        write(journal)
+        journal.give_back()
+        await journal.barrier()
+    finally:
+        journal.leave()
+
+
+def _said_once(journal: Journal, said: dict[str, object]) -> bytes:
+    """The body of a record that two must not write alike: the row will name no owner, and both would be told that they did."""
+    return codec.encode({**said, "claim": journal.owner.hex()})
+
+
+# Release.
+
+
+async def release(backing: Backing, run_id: RunId, *, by: str, admit: Admit) -> bool:
+    """Let a quarantined run go again: held by nobody, its attempts counted anew. False where it is in no quarantine."""
+
+    async def write(found: Found) -> bool:
+        if found.status is not RunStatus.QUARANTINED:
+            return False
+        await _by_claim(backing, found, "release", note)
+        return True
+
+    def note(journal: Journal) -> None:
+        journal.note(RecordKind.RELEASED, body=_said_once(journal, {"why": "release", "by": by}))
+        journal.attempts = 0
+
+    return await _once_it_stands(backing, run_id, admit, write, "released")
+
+
+# Cancel.
+
+
+async def cancel(backing: Backing, run_id: RunId, *, by: str, why: str, admit: Admit) -> bool:
+    """End a run, or tell its living worker to. False, and no change, where it has ended or was told so already."""
+    word = Cancel(require_text("by", by), require_text("why", why))
+    is_left = False
+
+    async def write(found: Found) -> bool:
+        nonlocal is_left
+        if found.status.is_final:
+            return is_left and _ended_by_worker(found, word)
+        first = find_cancel((await found.case(backing)).messages)
+        if first is None:
+            await _leave(backing, run_id, MessageKind.CANCEL, word._asdict())  # a worker that waits beside the run hears it
+            is_left = True
+        if _is_held(found):
+            return is_left
+        await _by_claim(backing, found, "cancel", lambda journal: _note_cancel(journal, first or word))
+        return True
+
+    return await _once_it_stands(backing, run_id, admit, write, "cancelled")
+
+
+def _ended_by_worker(found: Found, word: Cancel) -> bool:
+    """Whether a worker that was told so ended the run, and nobody else from outside."""
+    said = {} if found.history.cancelled is None else codec.decode(found.history.cancelled.body)
+    return (said.get("by"), said.get("why")) == word and "claim" not in said
+
+
+def _note_cancel(journal: Journal, word: Cancel) -> None:
+    """The end of a run, by somebody's word. What is in doubt stays so, and can be settled afterwards."""
+    journal.note(RecordKind.CANCELLED, body=_said_once(journal, word._asdict()))
+    journal.note(RecordKind.ENDED, body=codec.encode({"status": "cancelled", **word._asdict()}))
+    journal.set_status(RunStatus.CANCELLED)
+
+
+# Delete.
+
+
+async def delete(backing: Backing, run_id: RunId, *, by: str, force: bool, admit: Admit) -> None:
+    """Remove all of a run, but for a mark that keeps its id from being used again.
+
+    `CheckpointConflict` while its owner may be alive; and, unless forced, while somebody has to decide about it.
+    """
+    require_text("by", by)
+    was_sent = False
+
+    async def write(found: Found) -> None:
+        nonlocal was_sent
+        if _is_held(found):
+            raise CheckpointConflict(f"run {run_id!r} has a worker that may be alive; cancel the run first, then delete it")
+        if not force and (why := _why_kept(found)):
+            raise CheckpointConflict(f"run {run_id!r} {why}; decide first, or delete it all the same with force")
+        row = found.stored.row
+        was_sent = True
+        answer = await backing.store.delete(run_id, guard=Guard(row.epoch, row.owner, row.number, row.head))
+        match answer.kind:
+            case AnswerKind.OK:
+                return
+            case AnswerKind.FENCED | AnswerKind.MOVED | AnswerKind.UNKNOWN:
+                raise Fenced(f"run {run_id!r} is not as it was read, or the store did not say what became of it")
+
+    try:
+        await _once_it_stands(backing, run_id, admit, write, "deleted")
+    except CheckpointConflict:
+        stored = await backing.store.latest(run_id) if was_sent else None
+        if stored is None or stored.row.status != RunStatus.DELETED:
+            raise
+    _log.info("run %r was deleted by %s", run_id, by)
+
+
+def _why_kept(found: Found) -> str:
+    """What somebody has still to decide about a run."""
+    if doubts := [life.call for life in _doubts(found)]:
+        return f"has calls in doubt ({', '.join(doubts)}), and what is known of them would go too"
+    match found.status:
+        case RunStatus.PAUSED:
+            return "is paused and waits for somebody's answer"
+        case RunStatus.BLOCKED:
+            return "is blocked and waits for somebody's decision"
+        case _:
+            return ""
+
+
+# Settle.
+
+
+async def settle(backing: Backing, run_id: RunId, call: str, settling: Settling, *, by: str, why: str, admit: Admit) -> bool:
+    """Record what became of a call in doubt; false where that is left to the run's living worker.
+
+    `InvalidSetting` and `Unrecordable` where it is said by nobody, for no reason or of nothing, `NotInDoubt`, and
+    `SettlementRefused` where it cannot be believed, or another thing is known of the call.
+    """
+    wished = say(call, 0, settling, by=by, why=why)
+
+    async def write(found: Found) -> bool:
+        life = _find_doubt(found, call)
+        said = wished._replace(attempt=life.attempts)
+        now_ms = milliseconds(await backing.store.now())
+        _check_known(await found.case(backing), life, said, now_ms)
+        if found.status.is_final:
+            await _settle_ended(backing, found, said)
+        elif _is_held(found):
+            await _leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said))
+            again = await read_verified(backing, run_id)
+            _check_first(await again.case(backing), life, said, now_ms)
+            return False
+        else:
+            await _by_claim(backing, found, "settlement", lambda journal: _note_settled(journal, found, said))
+            with suppress(Fenced, StoreUnavailable):  # it is recorded; a worker that waits beside the run is to hear of it
+                await _leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said))
+        return True
+
+    return await _once_it_stands(backing, run_id, admit, write, "settled")
+
+
+def _doubts(found: Found) -> Sequence[CallLife]:
+    """The calls in doubt. The decision of a model is none: one that was lost is made again."""
+    return [life for life in found.history.in_doubt() if not is_reply(life.call)]
+
+
+def _find_doubt(found: Found, call: str) -> CallLife:
+    life = found.history.lives.get(call)
+    if life is not None and life.state in IN_DOUBT and not is_reply(call):
+        return life
+    others = [each.call for each in _doubts(found)]
+    stands = "there is no such call" if life is None else _how_it_stands(life)
+    in_doubt = f"in doubt are {others}" if others else "no call of it is in doubt"
+    raise NotInDoubt(
+        f"call {call!r} of run {found.stored.row.run_id!r} cannot be settled: {stands}; {in_doubt}. Nothing was written"
+    )
+
+
+def _how_it_stands(life: CallLife) -> str:
+    match life.state:
+        case CallState.DONE:
+            return "it has ended, and its ending stands"
+        case CallState.PENDING:
+            return "it waits for a verdict, and nothing has gone out"
+        case CallState.ASKING:
+            return "somebody was being asked whether it may go out, and nothing has"
+        case CallState.DECIDED:
+            return "it has its verdict, and has not gone out yet"
+        case CallState.UNSENT:
+            return "nothing of it went out"
+        case CallState.REOPENED:
+            return "it is settled, and will be run again"
+        case CallState.NEW | CallState.STARTED | CallState.UNRECORDABLE:
+            return "it is the decision of a model, which is made again where it was lost"
+
+
+def _check_known(case: Case, life: CallLife, said: Said, now_ms: int) -> None:
+    """Refuse what cannot be believed: against what the call's own worker said, before the drain, after somebody else."""
+    where = f"call {life.call!r} of run {case.run_id!r}"
+    if said.how is not Settlement.DONE and find_late(case, life) is not None:
+        raise SettlementRefused(
+            f"{where} happened: its worker left the result after it had lost the run. Whoever recovers the run takes it over; "
+            "of a run that has ended, settle it as done"
+        )
+    if not RunStatus(case.row.status).is_final:
+        _check_first(case, life, said, now_ms)
+    if said.how is not Settlement.NOT_DONE:
+        return
+    drain = drain_of(life, case.row, case.records, now_ms)
+    if not drain.is_over:
+        until = None if drain.until_ms is None else moment(drain.until_ms)
+        when = "once its worker is known to be gone" if until is None else f"from {until.isoformat(timespec='seconds')} on"
+        raise SettlementRefused(
+            f"{where} cannot be settled as not done: {drain.why}. Say it again {when}; or permit a rerun, knowing that it may "
+            "happen twice",
+            until,
+        )
+
+
+def _check_first(case: Case, life: CallLife, said: Said, now_ms: int) -> None:
+    """Refuse another word than the one that somebody left before, which whoever picks the run up takes over."""
+    now = case.history.lives[life.call]
+    first = find_settlement(case, life, now_ms) if now.attempts == life.attempts else None
+    if first is not None and (first.how, first.ending) != (said.how, said.ending):
+        raise SettlementRefused(
+            f"call {life.call!r} of run {case.run_id!r} was settled already: {first.how.value}, by {first.by} ({first.why}); "
+            "whoever picks the run up takes that over"
+        )
+
+
+def _note_settled(journal: Journal, found: Found, said: Said) -> None:
+    """The settlement, and how the run stands after it: after the last doubt a blocked one goes again, others stay."""
+    journal.note(RecordKind.SETTLED, said.call, said.attempt, settled_body(said))
+    status, row = found.status, found.stored.row
+    if status is RunStatus.QUARANTINED:  # why it is there is what the last record of such a run says
+        last = next(each for each in reversed(found.stored.records) if each.kind == RecordKind.QUARANTINED)
+        journal.note(RecordKind.QUARANTINED, body=last.body)
+    elif status is RunStatus.BLOCKED and all(life.call == said.call for life in _doubts(found)):
+        status = RunStatus.RUNNING
+    journal.set_status(status, wake_at=None if status is RunStatus.RUNNING else row.wake_at)
+
+
+async def _settle_ended(backing: Backing, found: Found, said: Said) -> None:
+    """One more record of a run that has ended; its row stays as it is but for what names the record."""
+    row = found.stored.row
+    sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id, key_id=row.key_id)
+    guard = Guard(row.epoch, row.owner, row.number, row.head)
+    as_it_is = row._replace(lease_ms=backing.lease_ms)
+    journal = Journal(
+        group_commit(backing.store, backing.clock), sealer, clock=backing.clock, row=as_it_is, guard=guard, mode=backing.mode
+    )
+    try:
+        journal.note(RecordKind.SETTLED, said.call, said.attempt, settled_body(said))
+        journal.attempts = row.attempts
+        await journal.barrier()
+    finally:
+        journal.leave()
+
+
+# Verdicts.
+
+
+class Door(NamedTuple):
+    """What is asked of a verdict before it is left to a run."""
+
+    may_approve: MayApprove | None = None
+    registry: ToolRegistry | None = None
+    """The tools, where whoever checks has them: then an edit and the tool's own word on approvers are checked as well."""
+
+    def check(self, case: Case, verdict: Verdict, now_ms: int, principal: str | None) -> None:
+        """`VerdictRefused` where it does not hold."""
+        life = case.history.lives.get(verdict.request)
+        request = check_request(case, verdict, life)
+        assert life is not None, "a request is a call's"
+        check_verdict(verdict, request, life, now_ms=now_ms, principal=principal)
+        check_approver(verdict, request, self.may_approve)
+        self._check_by_tool(verdict, request)
+
+    def _check_by_tool(self, verdict: Verdict, request: ApprovalRequest) -> None:
+        if self.registry is None:
+            return
+        tool = self.registry.find(request.tool)
+        if tool is None:
+            if verdict.decision is Decision.EDIT:
+                there = sorted(spec.name for spec in self.registry.specs)
+                raise VerdictRefused(f"an edit of a call of {request.tool!r} cannot be checked: the tools here are {there}")
+            return
+        check_approver(verdict, request, None if tool.approval is None else tool.approval.may_approve)
+        if verdict.decision is Decision.EDIT:
+            check_edit(verdict, tool)
+
+
+async def answer(backing: Backing, verdict: Verdict, *, door: Door, admit: Admit) -> None:
+    """Leave a verdict to whoever works its run.
+
+    `VerdictRefused` where it does not hold, or somebody gave another answer first; `CheckpointConflict` where the run has
+    ended or is in quarantine. The same answer again is fine.
+    """
+    run_id = RunId(check_form(verdict).run_id)
+
+    async def write(found: Found) -> None:
+        _check_answerable(found)
+        case = await found.case(backing)
+        now_ms, principal = milliseconds(await backing.store.now()), found.context.principal
+        door.check(case, verdict, now_ms, principal)
+        if case.history.lives[verdict.request].verdict:
+            return  # the same answer is stored already
+        _check_first_answer(case, verdict, door, now_ms, principal)
+        await _leave(backing, run_id, MessageKind.VERDICT, verdict.to_plain())
+        again = await read_verified(backing, run_id)
+        _check_first_answer(await again.case(backing), verdict, door, now_ms, principal)
+
+    await _once_it_stands(backing, run_id, admit, write, "answered")
+
+
+def _check_answerable(found: Found) -> None:
+    run_id = found.stored.row.run_id
+    if found.status.is_final:
+        raise CheckpointConflict(f"run {run_id!r} has ended ({found.status.name.lower()}); nothing of it waits for an answer")
+    if found.status is RunStatus.QUARANTINED:
+        raise RunQuarantined(run_id, read_reason(found.stored.records[-1]))
+
+
+def _check_first_answer(case: Case, verdict: Verdict, door: Door, now_ms: int, principal: str | None) -> None:
+    """Refuse another answer than the first that holds: the stored one, or of those that were left the one that came first."""
+    life = case.history.lives[verdict.request]
+    first = read_verdict(life.verdict) if life.verdict else None
+    for message in case.messages:
+        if first is None and message.kind is MessageKind.VERDICT and message.body.get("request") == verdict.request:
+            try:
+                left = Verdict.from_plain(message.body)
+                door.check(case, left, now_ms, principal)
+            except VerdictRefused:
+                continue
+            first = left
+    if first is not None and not first.is_same_answer(verdict):
+        raise VerdictRefused(
+            f"request {verdict.request!r} of run {case.run_id!r} was answered already: {first.decision.value}, by {first.by}; "
+            "the first answer stands"
+        )
