@@ -283,7 +283,7 @@ def late_result_is_taken_for_any_attempt() -> None:
                 return Said(life.call, life.attempts, Settlement.DONE, "its worker", "late", ending)
         return None
 
-    _replace(doubts, "_late", lambda original: broken)
+    _replace(doubts, "find_late", lambda original: broken)
 
 
 PLANTS = {
