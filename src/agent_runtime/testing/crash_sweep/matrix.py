@@ -83,7 +83,7 @@ def _job(scenario: str, mode: str, store: str, depth: int | None, url: str) -> J
         return Job(scenario, mode, store, depth or _usual_depth(scenario, mode, store), url=url)
     if (mode, store, depth) == ("grouped", "memory", None) and MIXTURES[scenario] is loop_of:
         return Job(scenario, mode, store, 0)
-    return Job(scenario, mode, store, depth or 1, each=50, url=url)
+    return Job(scenario, mode, store, depth or 1, each=50 if store == "memory" else 150, url=url)
 
 
 def _usual_depth(scenario: str, commits: str, store: str) -> int:
