@@ -9,19 +9,23 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime import lease, recovery, tool_loop
-from agent_runtime.doubts import Decisions
+from agent_runtime import asking, codec, doubts, lease, recovery, tool_loop
+from agent_runtime.approvals import ApprovalRequest, Decision, Verdict
+from agent_runtime.asking import Gate, Passed
+from agent_runtime.doubts import Case, Decisions
 from agent_runtime.executor import Ending, Executor, Siblings
 from agent_runtime.flow.calls import Calls
 from agent_runtime.flow.saved import Keeper
 from agent_runtime.ids import CallId
+from agent_runtime.inbox import Message, MessageKind
 from agent_runtime.journal.journal import Journal
 from agent_runtime.journal.records import RecordKind, StoredRow
 from agent_runtime.journal.replay import CallLife
-from agent_runtime.journal.states import CallState
+from agent_runtime.journal.states import CallState, Settlement
 from agent_runtime.messages import ToolCall
 from agent_runtime.recovery import Found
 from agent_runtime.run import Run
+from agent_runtime.settlements import Drain, Outcome, Said
 from agent_runtime.testing.crash_sweep import Rule
 from agent_runtime.testing.crash_sweep.__main__ import main
 from agent_runtime.tools import RepeatRule
@@ -185,6 +189,103 @@ def a_recorded_call_is_taken_for_another() -> None:
     _replace(Calls, "_is_same", lambda original: lambda *given: False)
 
 
+# People, probes and late results.
+
+
+def verdict_is_not_recorded() -> None:
+    _replace(Journal, "note", _drops(RecordKind.VERDICT, of_model=False))
+
+
+def verdict_is_for_any_arguments() -> None:
+    def break_check(original: Callable[..., bool]) -> object:
+        def broken(verdict: Verdict, request: ApprovalRequest, life: CallLife, **options: Any) -> bool:
+            return original(verdict._replace(digest=request.digest), request, life, **options)
+
+        return broken
+
+    _replace(doubts, "check_verdict", break_check)
+
+
+def edit_is_ignored() -> None:
+    def break_spend(original: Callable[[Gate, CallLife, Verdict, bytes], Passed]) -> object:
+        def broken(self: Gate, life: CallLife, verdict: Verdict, recorded: bytes) -> Passed:
+            return original(self, life, verdict._replace(decision=Decision.APPROVE, args=None), self._recorded)
+
+        return broken
+
+    _replace(Gate, "_spend", break_spend)
+
+
+def denial_is_ignored() -> None:
+    def break_read(original: Callable[[bytes], Verdict]) -> object:
+        def broken(body: bytes) -> Verdict:
+            verdict = original(body)
+            return verdict if verdict.args is not None else verdict._replace(decision=Decision.APPROVE)
+
+        return broken
+
+    _replace(asking, "read_verdict", break_read)
+
+
+def open_request_is_ignored_on_recovery() -> None:
+    def break_wait(original: Callable[[Gate, CallLife], Awaitable[object]]) -> object:
+        async def broken(self: Gate, life: CallLife) -> object:
+            if not self._run.is_recovering:
+                return await original(self, life)
+            return Passed(self._recorded, self._tool.check(self._recorded), b"", life.attempts)
+
+        return broken
+
+    _replace(Gate, "_wait", break_wait)
+
+
+def attempt_names_no_verdict() -> None:
+    def break_spend(original: Callable[[Gate, CallLife, Verdict, bytes], Passed]) -> object:
+        return lambda self, life, verdict, recorded: original(self, life, verdict, recorded)._replace(granted=b"")
+
+    _replace(Gate, "_spend", break_spend)
+
+
+def open_request_is_not_named() -> None:
+    _replace(Found, "pending", lambda original: property(lambda self: original.fget(self)[1:]))
+
+
+def message_is_not_read() -> None:
+    async def broken(*args: object, **options: object) -> Sequence[Message]:
+        return ()
+
+    _replace(recovery, "read_inbox", lambda original: broken)
+
+
+def probe_is_not_believed() -> None:
+    async def broken(*given: object) -> Outcome:
+        return Outcome.not_done()
+
+    _replace(doubts, "ask_probe", lambda original: broken)
+
+
+def frozen_worker_is_thought_gone() -> None:
+    _replace(doubts, "drain_of", lambda original: lambda *given: Drain())
+
+
+def drain_is_not_waited_for() -> None:
+    def break_drain(original: Callable[..., Drain]) -> object:
+        return lambda *given: Drain() if original(*given).until_ms is not None else original(*given)
+
+    _replace(doubts, "drain_of", break_drain)
+
+
+def late_result_is_taken_for_any_attempt() -> None:
+    def broken(case: Case, life: CallLife) -> Said | None:
+        for message in case.messages:
+            if message.kind is MessageKind.LATE and message.body["call"] == life.call:
+                ending = codec.encode(message.body["ending"])
+                return Said(life.call, life.attempts, Settlement.DONE, "its worker", "late", ending)
+        return None
+
+    _replace(doubts, "find_late", lambda original: broken)
+
+
 PLANTS = {
     plant.put.__name__: plant
     for plant in (
@@ -197,7 +298,7 @@ PLANTS = {
         Plant(journal_is_not_replayed, frozenset({Rule.ENDED_ONCE, Rule.DECIDED_ONCE})),
         Plant(recorded_result_is_changed, frozenset({Rule.SAME_STATE})),
         Plant(every_tool_may_repeat, frozenset({Rule.NAMED_DOUBTS, Rule.AS_PERMITTED})),
-        Plant(doubts_are_ignored, frozenset({Rule.NAMED_DOUBTS, Rule.AS_PERMITTED})),
+        Plant(doubts_are_ignored, frozenset({Rule.NAMED_DOUBTS})),
         Plant(key_is_another_after_a_crash, frozenset({Rule.ONE_EFFECT})),
         Plant(claim_keeps_the_epoch, frozenset({Rule.EPOCHS})),
         Plant(arguments_are_changed, frozenset({Rule.AS_DECIDED})),
@@ -205,6 +306,18 @@ PLANTS = {
         Plant(the_dead_are_thought_alive, frozenset({Rule.REACHES_END})),
         Plant(a_superstep_is_not_saved, frozenset({Rule.SAVED_FIRST}), "flow: one after another"),
         Plant(a_recorded_call_is_taken_for_another, frozenset({Rule.NAMED_DOUBTS}), "flow: one after another"),
+        Plant(verdict_is_not_recorded, frozenset({Rule.VERDICT_FIRST}), "people: yes, other, no"),
+        Plant(verdict_is_for_any_arguments, frozenset({Rule.VERDICT_FIRST}), "people: by message"),
+        Plant(edit_is_ignored, frozenset({Rule.VERDICT_FIRST, Rule.AS_DECIDED}), "people: yes, other, no"),
+        Plant(denial_is_ignored, frozenset({Rule.DENIED}), "people: yes, other, no"),
+        Plant(open_request_is_ignored_on_recovery, frozenset({Rule.VERDICT_FIRST}), "flow: ask three, by message"),
+        Plant(attempt_names_no_verdict, frozenset({Rule.SPENT_ONCE}), "people: by message"),
+        Plant(open_request_is_not_named, frozenset({Rule.NAMED_REQUESTS}), "people: by message"),
+        Plant(message_is_not_read, frozenset({Rule.NAMED_REQUESTS}), "people: by message"),
+        Plant(probe_is_not_believed, frozenset({Rule.PROBED_FIRST}), "probes"),
+        Plant(frozen_worker_is_thought_gone, frozenset({Rule.DRAINED}), "taken over"),
+        Plant(drain_is_not_waited_for, frozenset({Rule.DRAINED}), "probes"),
+        Plant(late_result_is_taken_for_any_attempt, frozenset({Rule.OWN_RESULT}), "late results"),
     )
 }
 

@@ -13,6 +13,8 @@ from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.testing.crash_sweep import (
     FLOWS,
+    FLOWS_WITH_PEOPLE,
+    PEOPLE,
     SCENARIOS,
     SHORT_SCENARIOS,
     FlowScenario,
@@ -22,15 +24,24 @@ from agent_runtime.testing.crash_sweep import (
     sweep,
 )
 from agent_runtime.testing.crash_sweep.__main__ import main
-from agent_runtime.testing.crash_sweep.matrix import plan
+from agent_runtime.testing.crash_sweep.matrix import LONGEST, plan
+from agent_runtime.testing.crash_sweep.mixtures import KINDS, MIXTURES, State, mixtures, sweep_mixtures
 from agent_runtime.testing.faults import Where
+from agent_runtime.tools import RepeatRule
 
-BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *FLOWS, *SHORT_SCENARIOS)}
+BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *FLOWS, *PEOPLE, *FLOWS_WITH_PEOPLE, *SHORT_SCENARIOS)}
+
+
+ON_A_FILE = [scenario.name for scenario in (*SCENARIOS, *FLOWS) if scenario.name != LONGEST]
+"""With so many moments one store is enough here."""
+WITH_PEOPLE = [scenario.name for scenario in (*PEOPLE, *FLOWS_WITH_PEOPLE)]
+IN_MEMORY = [*ON_A_FILE, LONGEST, *WITH_PEOPLE]
 
 
 @pytest.mark.parametrize("commits", ["grouped", "each"])
-@pytest.mark.parametrize("store", ["memory", "sqlite"])
-@pytest.mark.parametrize("name", [scenario.name for scenario in (*SCENARIOS, *FLOWS)])
+@pytest.mark.parametrize(
+    ("name", "store"), [*((name, "memory") for name in IN_MEMORY), *((name, "sqlite") for name in ON_A_FILE)]
+)
 async def test_a_run_recovers_from_a_death_at_every_moment(name: str, store: str, commits: str, tmp_path: Path) -> None:
     report = await _sweep(BY_NAME[name], store, commits, tmp_path, depth=1)
     [row] = report.rows
@@ -54,6 +65,31 @@ async def test_a_recovery_recovers_from_its_own_death_at_every_moment(name: str,
 async def test_a_recovery_recovers_from_its_own_death_on_a_real_file(tmp_path: Path) -> None:
     report = await _sweep(BY_NAME["one doubt"], "sqlite", "grouped", tmp_path, depth=2)
     assert report.holds, str(report)
+
+
+@pytest.mark.parametrize("name", ["people: by message", "flow: ask three at the port"])
+async def test_a_run_that_needs_people_recovers_from_a_death_at_every_moment_on_a_real_file(name: str, tmp_path: Path) -> None:
+    report = await _sweep(BY_NAME[name], "sqlite", "grouped", tmp_path, depth=1)
+    assert report.holds, str(report)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+async def test_calls_left_behind_in_any_mixture_come_to_what_they_come_to_without_faults(
+    name: str,
+) -> None:
+    async def make_store() -> CheckpointStore:
+        return MemoryCheckpointStore()
+
+    row = await sweep_mixtures(name, make_store, commits="grouped", depth=1, each=400)
+    assert row.violations == [], str(SweepReport([row]))
+    assert row.cells[0] >= 20
+    assert row.cells[1] > 100
+
+
+def test_the_mixtures_hold_each_state_beside_each_other_under_each_rule() -> None:
+    threes = {frozenset(three) for three in mixtures()}
+    assert all(frozenset((one, other)) in threes for one in KINDS for other in KINDS)
+    assert {(left.rule, left.state) for left in KINDS} == {(rule, state) for rule in RepeatRule for state in State}
 
 
 async def test_every_call_without_a_repeat_rule_that_dies_before_its_record_needs_a_decision(tmp_path: Path) -> None:

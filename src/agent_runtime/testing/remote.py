@@ -39,6 +39,7 @@ class Remote:
         self.requests: list[Effect] = []
         """What was asked for, those that were answered from memory and pure ones too."""
         self._known: dict[str, tuple[Effect, str]] = {}
+        self._results: dict[str, str] = {}
         self._clock = clock
         self._drops = 0
         self._late: list[float] = []
@@ -71,6 +72,10 @@ class Remote:
         """The same of requests."""
         return _count(self.requests, key, tool)
 
+    def result(self, key: str) -> str | None:
+        """What the last effect under the key gave; None where there is none: what a probe asks."""
+        return self._results.get(key)
+
     def drop_answers(self, times: int = 1) -> None:
         """Act upon the next requests and then let their connection break: the caller gets `ConnectionResetError`."""
         self._drops += times
@@ -93,6 +98,7 @@ class Remote:
         self.effects.append(asked)
         result = _result(asked, self.count(key=asked.key))
         self._known[asked.key] = (asked, result)
+        self._results[asked.key] = result
         return result
 
     async def _travel(self) -> None:

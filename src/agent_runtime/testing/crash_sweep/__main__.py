@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_runtime.testing.crash_sweep.matrix import ALL, STORES, plan, work_all
+from agent_runtime.testing.crash_sweep.mixtures import MIXTURES
 from agent_runtime.testing.crash_sweep.sweep import COMMITS
 
 BAR = 30
@@ -44,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     parser.add_argument("--store", choices=STORES, action="append", help="only on this store (repeatable)")
     parser.add_argument("--postgres", metavar="URL", help="sweep on this server too; without TLS, as its messages are cut")
-    parser.add_argument("--scenario", choices=list(ALL), action="append", help="only this scenario (repeatable)")
+    parser.add_argument("--scenario", choices=[*ALL, *MIXTURES], action="append", help="only this scenario (repeatable)")
     parser.add_argument("--commits", choices=COMMITS, action="append", help="only in this commit mode")
     parser.add_argument("--depth", type=_number, help="most deaths of a run (default: 2, in short scenarios 3)")
     parser.add_argument("--jobs", type=_number, default=os.cpu_count() or 1, help="how many processes (default: one a core)")

@@ -13,15 +13,28 @@ from typing import NamedTuple, TypeAlias
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
+from agent_runtime.testing.crash_sweep.mixtures import MIXTURES, loop_of, sweep_mixtures
 from agent_runtime.testing.crash_sweep.report import Row, SweepReport
-from agent_runtime.testing.crash_sweep.scenario import FLOWS, SCENARIOS, SHORT_SCENARIOS, AnyScenario, Scenario
+from agent_runtime.testing.crash_sweep.scenario import (
+    FLOWS,
+    FLOWS_WITH_PEOPLE,
+    PEOPLE,
+    SCENARIOS,
+    SHORT_SCENARIOS,
+    AnyScenario,
+    Scenario,
+)
 from agent_runtime.testing.crash_sweep.severed import Severing
 from agent_runtime.testing.crash_sweep.sweep import COMMITS, MakeStore, sweep
 from agent_runtime.testing.crash_sweep.world import OpenStore, open_faulty
 
 LOCAL_STORES = ("sqlite", "memory")
 STORES = (*LOCAL_STORES, "postgres")
-ALL: dict[str, AnyScenario] = {each.name: each for each in (*SCENARIOS, *FLOWS, *SHORT_SCENARIOS)}
+ALL: dict[str, AnyScenario] = {each.name: each for each in (*SCENARIOS, *FLOWS, *PEOPLE, *FLOWS_WITH_PEOPLE, *SHORT_SCENARIOS)}
+LONGEST = "flow: code, loop, inner, error"
+"""So many moments that two deaths are left to the store that is quickest."""
+ASKED_ON_A_SERVER = ("people: by message", "people: at the port", "flow: ask three")
+"""Of those with people in them: one for each way on which an answer comes."""
 LOOK_SECONDS = 0.2
 
 Show: TypeAlias = Callable[[int, int], None]
@@ -35,6 +48,8 @@ class Job(NamedTuple):
     commits: str
     store: str
     depth: int
+    each: int = 1
+    """Of mixtures: one in so many is worked."""
     url: str = ""
     """Of the server, where the store needs one."""
 
@@ -51,19 +66,32 @@ def plan(
 
     `postgres` is the URL of a server to sweep on as well; a schema is made there for each row, and dropped.
     """
-    named = {"sqlite": [each.name for each in (*SCENARIOS, *FLOWS)], "memory": list(ALL), "postgres": list(ALL)}
+    long = [name for name, each in ALL.items() if each not in SHORT_SCENARIOS]
+    slow = [name for name, each in ALL.items() if each not in (*PEOPLE, *FLOWS_WITH_PEOPLE) or name in ASKED_ON_A_SERVER]
+    named = {"sqlite": [*long, *MIXTURES], "memory": [*ALL, *MIXTURES], "postgres": slow}
     return [
-        Job(scenario, mode, store, depth or _usual_depth(scenario, mode, store), postgres or "")
+        _job(scenario, mode, store, depth, postgres or "")
         for store in stores or (STORES if postgres else LOCAL_STORES)
         for scenario in scenarios or named[store]
         for mode in commits or COMMITS
     ]
 
 
+def _job(scenario: str, mode: str, store: str, depth: int | None, url: str) -> Job:
+    """Of mixtures all are recovered once, in the quickest row; in the others some are, with a death in each recovery."""
+    if scenario not in MIXTURES:
+        return Job(scenario, mode, store, depth or _usual_depth(scenario, mode, store), url=url)
+    if (mode, store, depth) == ("grouped", "memory", None) and MIXTURES[scenario] is loop_of:
+        return Job(scenario, mode, store, 0)
+    return Job(scenario, mode, store, depth or 1, each=50 if store == "memory" else 150, url=url)
+
+
 def _usual_depth(scenario: str, commits: str, store: str) -> int:
     """Three deaths where there are few moments and no disk to wait for; two or one where each is a server's."""
     if store == "postgres":
         return 2 if ALL[scenario] in SHORT_SCENARIOS and commits == "grouped" else 1
+    if store == "sqlite" and (scenario == LONGEST or (commits == "each" and ALL[scenario] in (*PEOPLE, *FLOWS_WITH_PEOPLE))):
+        return 1
     return 3 if ALL[scenario] in SHORT_SCENARIOS and commits == "grouped" and store == "memory" else 2
 
 
@@ -121,9 +149,15 @@ async def _work(job: Job, folder: Path, progress: Callable[[Row], None]) -> Row:
         return SQLiteCheckpointStore(folder / f"{job.scenario}-{job.commits}.db")
 
     async def swept(make: MakeStore, open_store: OpenStore = open_faulty) -> Row:
+        is_steady = job.store == "memory" or (job.scenario in ALL and _is_one_by_one(ALL[job.scenario]))
+        if job.scenario in MIXTURES:
+            return await sweep_mixtures(
+                job.scenario, make, store_name=job.store, commits=job.commits, depth=job.depth, each=job.each,
+                progress=progress, open_store=open_store, is_steady=is_steady,
+            )  # fmt: skip
         report = await sweep(
             ALL[job.scenario], make, store_name=job.store, commits=[job.commits], depth=job.depth, progress=progress,
-            open_store=open_store, is_steady=job.store != "postgres" or _is_one_by_one(ALL[job.scenario]),
+            open_store=open_store, is_steady=is_steady,
         )  # fmt: skip
         return report.rows[0]
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from agent_runtime.approvals import Verdict
+from agent_runtime.asking import Ask
 from agent_runtime.executor import Executor
 from agent_runtime.flow.runner import KIND as FLOW_KIND
 from agent_runtime.flow.runner import FlowResult, FlowRunner
@@ -36,6 +38,9 @@ class Terms(NamedTuple):
     store: CheckpointStore
     commits: str
     offload: Offload
+    take_over: bool = False
+    verdicts: Sequence[Verdict] = ()
+    approvals: Ask | None = None
 
 
 class Program(Protocol):
@@ -84,11 +89,14 @@ class LoopProgram:
     async def work(self, ask: ModelFunction, registry: ToolRegistry, terms: Terms, *, is_new: bool, rerun: bool) -> Result:
         options: dict[str, Any] = {
             "checkpoints": terms.store, "checkpoint_key": KEY, "commits": terms.commits, "offload": terms.offload,
-            "parallel": self._scenario.parallel,
+            "parallel": self._scenario.parallel, "approvals": terms.approvals,
         }  # fmt: skip
         if is_new:
             return await run_tool_loop(ask, registry, self._scenario.messages, run_id=terms.run_id, **options)
-        return await recover_tool_loop(ask, registry, terms.run_id, rerun_in_doubt=rerun, **options)
+        return await recover_tool_loop(
+            ask, registry, terms.run_id, rerun_in_doubt=rerun, take_over=terms.take_over, verdicts=terms.verdicts or None,
+            **options,
+        )  # fmt: skip
 
     def tool_of(self, records: Sequence[StoredRecord], started: StoredRecord) -> str:
         reply = recorded_reply(records, seq_of(started.call))
@@ -127,12 +135,14 @@ class FlowProgram:
     async def work(self, ask: ModelFunction, registry: ToolRegistry, terms: Terms, *, is_new: bool, rerun: bool) -> Result:
         runner = FlowRunner(
             Executor(registry), checkpoints=terms.store, checkpoint_key=KEY, commits=terms.commits, offload=terms.offload,
-            parallel=self._scenario.parallel,
+            parallel=self._scenario.parallel, approvals=terms.approvals,
         )  # fmt: skip
         flow, state = self._scenario.flow, self._scenario.state
         if is_new:
             return await runner.run(flow, state, run_id=terms.run_id)
-        return await runner.recover(flow, terms.run_id, rerun_in_doubt=rerun)
+        if terms.verdicts:
+            return await runner.resume(flow, terms.run_id, terms.verdicts, rerun_in_doubt=rerun)
+        return await runner.recover(flow, terms.run_id, rerun_in_doubt=rerun, take_over=terms.take_over)
 
     def tool_of(self, records: Sequence[StoredRecord], started: StoredRecord) -> str:
         return read_asked(started.body).tool

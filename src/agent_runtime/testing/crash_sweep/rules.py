@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from agent_runtime import codec
+from agent_runtime.approvals import read_verdict
 from agent_runtime.journal.records import RecordKind, StoredRecord
-from agent_runtime.journal.replay import History
+from agent_runtime.journal.replay import CallLife, History
 from agent_runtime.journal.states import Settlement
 from agent_runtime.messages import Reply, decode_reply
 
@@ -27,6 +28,13 @@ class Rule(Enum):
     DECIDED_ONCE = "a decision that is recorded is not asked for again"
     ONE_EFFECT = "one key, one effect, one set of arguments"
     AS_PERMITTED = "a call with no repeat rule runs once, and once more for each recorded permission"
+    VERDICT_FIRST = "a call that needs a person acts only after its verdict is durable, with what was agreed to"
+    SPENT_ONCE = "one request has one verdict, and each attempt that it lets out names it"
+    DENIED = "a call that was denied never acts"
+    NAMED_REQUESTS = "a paused run names exactly the requests that are open, and asks nobody who has answered"
+    PROBED_FIRST = "what the remote knows to be done is not done again"
+    DRAINED = "that it did not happen is believed only of an attempt that can no longer take effect"
+    OWN_RESULT = "a call that is settled as done has what the remote gave to that very attempt"
     NAMED_DOUBTS = "recovery names exactly the calls in doubt, and nothing acts before they are decided"
     GROWS = "the journal only grows, and ends once"
     EPOCHS = "each claim is one epoch further, and records are of the epoch that claimed them"
@@ -46,8 +54,9 @@ class Broken(NamedTuple):
 
 
 def has_ended(records: Sequence[StoredRecord], call: str) -> bool:
-    """Whether the call has its recorded ending."""
-    return any(record.call == call and record.kind == RecordKind.DONE for record in records)
+    """Whether the call has its recorded ending: its own, or one that it was settled with."""
+    of_call = [record for record in records if record.call == call]
+    return any(each.kind == RecordKind.DONE for each in of_call) or _settled(of_call, Settlement.DONE) > 0
 
 
 def starts(records: Sequence[StoredRecord], call: str, epoch: int) -> int:
@@ -57,8 +66,20 @@ def starts(records: Sequence[StoredRecord], call: str, epoch: int) -> int:
 
 def permissions(records: Sequence[StoredRecord], call: str) -> int:
     """How often it was recorded that the call may run again."""
-    settled = (record for record in records if record.call == call and record.kind == RecordKind.SETTLED)
-    return sum(codec.decode(record.body)["how"] == Settlement.RERUN.value for record in settled)
+    return _settled([record for record in records if record.call == call], Settlement.RERUN)
+
+
+def _settled(of_call: Sequence[StoredRecord], how: Settlement) -> int:
+    """How often a call was settled so."""
+    settled = (record for record in of_call if record.kind == RecordKind.SETTLED)
+    return sum(codec.decode(record.body)["how"] == how.value for record in settled)
+
+
+def open_requests(records: Sequence[StoredRecord]) -> set[str]:
+    """The calls that were asked about, and have neither verdict nor ending."""
+    kinds = ((record.call, record.kind) for record in records)
+    closed = {call for call, kind in kinds if kind in (RecordKind.VERDICT, RecordKind.DONE)}
+    return {record.call for record in records if record.kind == RecordKind.PENDING} - closed
 
 
 def recorded_reply(records: Sequence[StoredRecord], seq: int) -> Reply | None:
@@ -101,6 +122,12 @@ def check_decided(history: History) -> list[Broken]:
         reply = history.lives.get(f"{place}/model")
         decided = decode_reply(reply.ended).tool_calls[int(index or 0)] if reply is not None and reply.ended else None
         asked = codec.decode(life.asked)
-        if decided is None or (decided.name, dict(decided.args)) != (asked["tool"], asked["args"]):
+        agreed = _sent_instead(life) if "verdict" in asked else None  # a port is asked about what was decided
+        if decided is None or (decided.name, agreed or dict(decided.args)) != (asked["tool"], asked["args"]):
             found.append(Broken(Rule.AS_DECIDED, f"call {call} was asked as {asked}, decided was {decided}"))
     return found
+
+
+def _sent_instead(life: CallLife) -> Mapping[str, object] | None:
+    """The arguments that an approver made of those that were decided."""
+    return read_verdict(life.verdict).args if life.verdict else None

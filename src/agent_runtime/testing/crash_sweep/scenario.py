@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Protocol, TypeAlias
 
 from pydantic import BaseModel
@@ -15,6 +16,8 @@ from agent_runtime.flow.graph import Flow
 from agent_runtime.flow.nodes import Call
 from agent_runtime.flow.state import append
 from agent_runtime.messages import Reply, ToolCall
+from agent_runtime.settlements import Outcome
+from agent_runtime.testing.crash_sweep.people import Answer, Answers, by_what_is_asked
 from agent_runtime.tools import ToolRegistry
 
 
@@ -30,6 +33,9 @@ class Client(Protocol):
     async def read(self, tool: str, args: Mapping[str, object]) -> str:
         """Ask something that changes nothing there."""
 
+    async def probe(self, key: str) -> Outcome:
+        """Ask what became of the call with the key: what a tool's probe gives."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -42,6 +48,13 @@ class Scenario:
     parallel: int = 16
     vary_args: bool = True
     """Whether a decision that is asked for again asks for other arguments; turn it off where they are not free text."""
+    answers: Answers = Answers.VERDICTS
+    """How a person's answers come, where a tool needs them."""
+    person: Answer = by_what_is_asked
+    are_frozen: bool = False
+    """Whether workers stand still for good instead of dying: nobody can tell, and the run is taken over."""
+    leave_late: bool = False
+    """Whether what a dead worker's act gave is left to the run afterwards, with results that are another attempt's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,13 @@ class FlowScenario:
     state: BaseModel
     tools: Callable[[Client], ToolRegistry]
     parallel: int = 16
+    answers: Answers = Answers.VERDICTS
+    """How a person's answers come, where a tool needs them."""
+    person: Answer = by_what_is_asked
+    are_frozen: bool = False
+    """Whether workers stand still for good instead of dying: nobody can tell, and the run is taken over."""
+    leave_late: bool = False
+    """Whether what a dead worker's act gave is left to the run afterwards, with results that are another attempt's."""
 
 
 AnyScenario: TypeAlias = Scenario | FlowScenario
@@ -91,6 +111,53 @@ def travel_tools(remote: Client) -> ToolRegistry:
     return registry
 
 
+def people_tools(remote: Client) -> ToolRegistry:
+    """Tools of each repeat rule, some of which need a person: always, or where they are asked to ask."""
+    registry = travel_tools(remote)
+
+    def asks(args: Mapping[str, object]) -> bool:
+        return str(args["what"]).startswith("ask")
+
+    async def find(key: str, args: Mapping[str, object]) -> Outcome:
+        return await remote.probe(key)
+
+    @registry.tool(needs_approval=True)
+    async def wire(what: str) -> str:
+        """Nobody can tell afterwards."""
+        return await remote.act("wire", {"what": what})
+
+    @registry.tool(needs_approval=asks, idempotent=True)
+    async def book(what: str) -> str:
+        """The remote knows the key."""
+        await _turns(1)
+        return await remote.act("book", {"what": what}, idempotent=True)
+
+    @registry.tool(needs_approval=asks, probe=find)
+    async def order(what: str) -> str:
+        """The remote can be asked."""
+        result = await remote.act("order", {"what": what})
+        await _turns(1)
+        return result
+
+    @registry.tool(needs_approval=asks, probe=find, settles_after=86_400)
+    async def ship(what: str) -> str:
+        """The remote can be asked, and what it was sent may take effect for a day."""
+        return await remote.act("ship", {"what": what})
+
+    @registry.tool(needs_approval=asks, pure=True)
+    async def read(what: str) -> str:
+        """Changes nothing."""
+        return await remote.read("read", {"what": what})
+
+    @registry.tool(needs_approval=True, pure=True)
+    async def fail(what: str) -> str:
+        """Always answers with an error, once somebody agreed."""
+        await remote.read("fail", {"what": what})
+        raise ToolError(f"no {what} today")
+
+    return registry
+
+
 async def _turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -100,6 +167,12 @@ def _calls(*asked: str) -> Reply:
     """A reply that asks for the tools named, side by side."""
     calls = [ToolCall(f"call_{at}", tool, {"what": f"{tool} {at}"}) for at, tool in enumerate(asked)]
     return Reply(f"{len(calls)} to do", calls, {"tokens": 10})
+
+
+def _asked(**asked: str) -> Reply:
+    """A reply that asks for each tool named with these words, side by side."""
+    calls = [ToolCall(f"call_{tool}", tool, {"what": f"{what} please"}) for tool, what in asked.items()]
+    return Reply(f"{len(calls)} to ask", calls, {"tokens": 10})
 
 
 _END = Reply("all done", usage={"tokens": 3})
@@ -112,9 +185,33 @@ SCENARIOS = (
 )
 """What `python -m agent_runtime.testing.crash_sweep` sweeps with two deaths a run."""
 
+PEOPLE = (
+    Scenario("people: yes, other, no", [_asked(wire="ask yes", order="ask other", book="ask no"), _END], people_tools),
+    Scenario(
+        "people: by message", [_asked(book="ask other", wire="ask yes", order="free"), _END], people_tools,
+        answers=Answers.INBOX,
+    ),
+    Scenario(
+        "people: at the port", [_asked(wire="ask yes", order="ask other", read="ask no"), _END], people_tools,
+        answers=Answers.PORT,
+    ),
+    Scenario(
+        "people: some fail, one waits", [_asked(refuse="free", fail="ask yes", mail="free"), _asked(read="ask yes"), _END],
+        people_tools,
+    ),
+    Scenario("probes", [_asked(order="free", ship="free", mail="free"), _END], people_tools),
+    Scenario(
+        "taken over", [_asked(order="free", wire="ask yes", book="free"), _END], people_tools, are_frozen=True,
+        answers=Answers.INBOX,
+    ),
+    Scenario("late results", [_asked(order="free", mail="free", charge="free"), _END], people_tools, leave_late=True),
+)  # fmt: skip
+"""Loops with people, probes and late results in them, swept with two deaths a run."""
+
 SHORT_SCENARIOS = (
     Scenario("one key", [_calls("charge"), _END], travel_tools),
     Scenario("one doubt", [_calls("mail"), _END], travel_tools),
+    Scenario("one question", [_asked(order="ask other"), _END], people_tools),
 )
 """What it sweeps with three: the worker of the second recovery dies too."""
 
@@ -182,6 +279,36 @@ def _code_and_loop() -> Flow[Trip]:
     flow.edge("own", "own", when=lambda trip: trip.rounds < 2).edge("own", "inside", when=lambda trip: trip.rounds == 2)
     return flow.edge("inside", "refuse").edge("refuse", "mend").end("mend")
 
+
+def _ask_three() -> Flow[Trip]:
+    flow = Flow("ask-three", state=Trip).node("see", _noting("look"))
+    for tool, what in (("wire", "ask yes"), ("order", "ask other"), ("book", "ask no")):
+        flow.node(tool, Call(tool, args=partial(_words, what), into="notes"), on_error="sum", error_into="notes")
+        flow.edge("see", tool)
+    flow.node("sum", lambda trip: {"rounds": len(trip.notes)})
+    return flow.edge("wire", "sum").edge("order", "sum").edge("book", "sum").end("sum")
+
+
+def _words(what: str, trip: Trip) -> dict[str, object]:
+    return {"what": f"{what} please"}
+
+
+async def _asking_code(trip: Trip, run: NodeRun) -> dict[str, object]:
+    """Three calls side by side, of which two need a person."""
+    asked = (("order", "ask yes please"), ("wire", "ask other please"), ("mail", "free"))
+    return {"notes": " + ".join(await asyncio.gather(*(run.call(tool, what=what) for tool, what in asked)))}
+
+
+FLOWS_WITH_PEOPLE = (
+    FlowScenario("flow: ask three", _ask_three(), Trip(), people_tools),
+    FlowScenario("flow: ask three, by message", _ask_three(), Trip(), people_tools, answers=Answers.INBOX),
+    FlowScenario("flow: ask three at the port", _ask_three(), Trip(), people_tools, answers=Answers.PORT),
+    FlowScenario(
+        "flow: code that asks", Flow("asking-code", state=Trip).node("own", _asking_code).end("own"), Trip(), people_tools,
+        answers=Answers.INBOX,
+    ),
+)  # fmt: skip
+"""Flows with people in them."""
 
 FLOWS = (
     FlowScenario("flow: one after another", _one_after_another(), Trip(), travel_tools),

@@ -17,10 +17,11 @@ from agent_runtime.testing.crash_sweep.world import CurrentWorker, Died, Done, I
 from agent_runtime.testing.faults import Life, Moment, SimulatedCrash, Where
 
 MakeStore: TypeAlias = Callable[[], Awaitable[CheckpointStore]]
+LeftBehind: TypeAlias = Callable[[World], Awaitable[None]]
 COMMITS = ("grouped", "each")
 CELL_SECONDS = 30.0
 """A cell that takes longer hangs: a rule is broken."""
-MOST_WORKERS = 12
+MOST_WORKERS = 20
 
 Deaths: TypeAlias = "tuple[Moment | None, ...]"
 """Where each worker dies, one after another; None: it lives."""
@@ -36,13 +37,16 @@ async def sweep(
     progress: Callable[[Row], None] | None = None,
     open_store: OpenStore = open_faulty,
     is_steady: bool = True,
+    left_behind: LeftBehind | None = None,
+    run_ids: str = "cell",
 ) -> SweepReport:
     """Crash the scenario at every moment, with up to `depth` deaths a run, and report each rule that did not hold.
 
     `make_store` gives an empty store, one for each commit mode; every worker gets it through `reopen()`, or what
     `open_store` makes of it and of the worker's life. `progress` is called after each cell. `is_steady`: the same
     run has the same writes each time; not so where calls side by side wait for a server. There a death that does not come
-    is no finding.
+    is no finding. `left_behind` writes each run as a worker left it that is gone; the reference alone starts anew.
+    `run_ids` begins the id of every run.
     """
     rows = []
     with quiet_about_the_dead():
@@ -50,7 +54,7 @@ async def sweep(
             store = await make_store()
             try:
                 row = Row(scenario.name, mode, store_name)
-                await _Sweep(scenario, store, row, depth, progress, open_store, is_steady).go()
+                await _Sweep(scenario, store, row, depth, progress, open_store, is_steady, left_behind, run_ids).go()
             finally:
                 await store.close()
             rows.append(row)
@@ -69,6 +73,8 @@ class _Sweep:
         progress: Callable[[Row], None] | None,
         open_store: OpenStore,
         is_steady: bool,
+        left_behind: LeftBehind | None,
+        run_ids: str,
     ) -> None:
         self._scenario = scenario
         self._registry = scenario.tools(CurrentWorker())
@@ -78,6 +84,8 @@ class _Sweep:
         self._progress = progress
         self._open_store = open_store
         self._is_steady = is_steady
+        self._left_behind = left_behind
+        self._run_ids = run_ids
         self._cell = 0
         self._state = ""
         self._effects: dict[str, int] = {}
@@ -87,8 +95,9 @@ class _Sweep:
         began = SYSTEM_CLOCK.monotonic()
         reference = await self._work_cell(())
         if not self._row.violations:
-            self._row.moments = {where: reference.lives[0].reached[where] for where in Where}
-            await self._die_further((), reference)
+            self._row.moments = {where: sum(life.reached[where] for life in reference.lives) for where in Where}
+            first = reference if self._left_behind is None else await self._work_cell(())
+            await self._die_further((), first)
         self._row.seconds = SYSTEM_CLOCK.monotonic() - began
 
     async def _die_further(self, deaths: Deaths, world: World) -> None:
@@ -102,11 +111,14 @@ class _Sweep:
 
     async def _work_cell(self, deaths: Deaths) -> World:
         self._cell += 1
+        run_id = f"{self._run_ids}-{self._cell}"
         world = World(
-            self._scenario, self._registry, self._store, f"cell-{self._cell}", self._row.commits, open_store=self._open_store
-        )
+            self._scenario, self._registry, self._store, run_id, self._row.commits, open_store=self._open_store
+        )  # fmt: skip
         try:
             async with asyncio.timeout(CELL_SECONDS):
+                if self._left_behind is not None and self._cell > 1:
+                    await self._left_behind(world)
                 await self._work(world, deaths)
         except Exception as error:  # whatever stops a cell is what the sweep is there to find
             world.fail(Rule.REACHES_END, f"{type(error).__name__}: {error}")
@@ -123,7 +135,7 @@ class _Sweep:
             if isinstance(ended, Died) != (life.ends is not None) and (self._is_steady or isinstance(ended, Died)):
                 world.fail(Rule.DIES, f"worker {at + 1} was to die {life.ends}, and ended as {type(ended).__name__}")
             if isinstance(ended, Done):
-                await self._check_end(world, ended.result, is_reference=not deaths)
+                await self._check_end(world, ended.result, is_reference=self._cell == 1)
                 return
             rerun = isinstance(ended, InDoubt)
         world.fail(Rule.REACHES_END, f"{MOST_WORKERS} workers did not bring it to its end")
