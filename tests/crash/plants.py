@@ -298,7 +298,7 @@ PLANTS = {
         Plant(journal_is_not_replayed, frozenset({Rule.ENDED_ONCE, Rule.DECIDED_ONCE})),
         Plant(recorded_result_is_changed, frozenset({Rule.SAME_STATE})),
         Plant(every_tool_may_repeat, frozenset({Rule.NAMED_DOUBTS, Rule.AS_PERMITTED})),
-        Plant(doubts_are_ignored, frozenset({Rule.NAMED_DOUBTS})),
+        Plant(doubts_are_ignored, frozenset({Rule.NAMED_DOUBTS})),  # the executor refuses such a call all the same
         Plant(key_is_another_after_a_crash, frozenset({Rule.ONE_EFFECT})),
         Plant(claim_keeps_the_epoch, frozenset({Rule.EPOCHS})),
         Plant(arguments_are_changed, frozenset({Rule.AS_DECIDED})),

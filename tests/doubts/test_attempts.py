@@ -60,13 +60,17 @@ async def test_the_same_after_a_death_and_after_a_permission(place: Place, point
 
 
 async def test_what_did_not_happen_before_is_no_reason_to_doubt_what_was_not_sent_now(place: Place) -> None:
+    """Two attempts died, of which the second was permitted; then the remote says that neither happened."""
     outbox, model = Outbox(attempts=2), Script(MAIL, "done")
     await Worker(place).killed_at(CrashPoint.AFTER_INTENT).run_and_die(model, outbox.registry)
+    outbox.saying = says(Outcome.unknown())
+    dying = Worker(place).killed_at(CrashPoint.AFTER_INTENT)
+    await dying.recover_and_die(model, outbox.registry, rerun_in_doubt=True)
 
     async def refuse() -> None:
         raise NotSent("no connection")
 
-    outbox.before = refuse
+    outbox.before, outbox.saying = refuse, None
     result = await Worker(place).recover(model, outbox.registry)
     assert results_in(result.messages) == ["error: NotSent: no connection"]
 

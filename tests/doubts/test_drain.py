@@ -22,7 +22,7 @@ from agent_runtime.journal.replay import read_history
 from agent_runtime.lease import ProcessMark, own_mark
 from agent_runtime.settlements import Drain, Outcome, Rerun, drain_of, read_settled
 from agent_runtime.testing.manual_clock import ManualClock
-from tests.bench import Place, Script, Worker, error_of, results_in
+from tests.bench import Killed, Place, Script, Worker, error_of, expect_death, results_in
 from tests.doubts.desk import MAIL, Frozen, Outbox, post_settling, says, settled_in, status
 from tests.flow.desk import runner_on
 
@@ -241,13 +241,17 @@ async def test_a_living_owner_of_this_very_process_is_never_gone_also_when_anoth
 async def test_a_persons_not_done_that_came_too_soon_is_never_believed_later(place: Place) -> None:
     """Said while the worker could still send: that it is gone now makes true nothing that was said then."""
     outbox, model = Outbox(probe=None), Script(MAIL, "done")
-    frozen = Frozen(place, outbox, model, at="after")
+    frozen = Frozen(place, outbox, model)
     await frozen.inside()
     await post_settling(place, Outcome.not_done())
-    await needed(Worker(place), model, outbox, take_over=True)
-    frozen.work.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await frozen.work
+
+    async def die() -> None:
+        raise Killed("killed once it has sent")
+
+    outbox.after = die
+    frozen.thawed.set()
+    await expect_death(frozen.work)
+    outbox.after = Outbox().after
     for _ in range(2):
         assert "its worker stopped before it could write one" in await needed(Worker(place), model, outbox)
     assert (outbox.sent, outbox.entered) == (["run:0"], 1)

@@ -120,6 +120,7 @@ async def test_a_living_worker_does_not_send_a_forgotten_key_again_either(place:
     assert isinstance(error, RecoveryNeedsDecision)
     assert "may have forgotten it" in error.doubts[0].why
     assert (bank.entered, bank.effects) == (5, 1), "after 0, 1, 3, 7 and 15 hours, and not after 31"
+    assert clock.monotonic() < 16 * HOUR, "nor is that waited for"
     assert await status(place) == (RunStatus.BLOCKED, None)
 
 

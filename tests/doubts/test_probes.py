@@ -349,6 +349,38 @@ async def test_of_a_call_that_is_still_on_a_thread_no_probe_is_believed_and_its_
     assert (results_in(result.messages), entered) == (["worked"], ["run:0", "acted"])
 
 
+async def test_a_sibling_on_a_thread_keeps_the_run_and_the_error_says_what_is_in_doubt(place: Place) -> None:
+    """A probe could be asked about one of two calls; the run cannot be picked up while the other one's thread holds it."""
+    outbox, go_on = Outbox(), threading.Event()
+
+    @outbox.registry.tool(timeout=0.05)
+    def work() -> str:
+        go_on.wait()
+        return "worked"
+
+    async def fail() -> None:
+        raise ValueError("a bug")
+
+    outbox.after = fail
+    calls: list[Asked] = [*MAIL, ("work", {})]
+    model = Script(calls, "done")
+    try:
+        with pytest.raises(RecoveryNeedsDecision) as needed:
+            await Worker(place).run(model, outbox.registry)
+        assert [doubt.call for doubt in needed.value.doubts] == ["0.0", "0.1"]
+    finally:
+        go_on.set()
+    outbox.after = Outbox().after
+    error: Exception | None = None
+    for _ in range(5000):  # until its thread has left
+        error = await error_of(Worker(place).recover(model, outbox.registry))
+        if not isinstance(error, CheckpointConflict):
+            break
+        await asyncio.sleep(0.001)
+    assert isinstance(error, RecoveryNeedsDecision)
+    assert ([doubt.call for doubt in error.doubts], outbox.sent) == (["0.1"], ["run:0.0"])
+
+
 async def test_a_call_that_ran_is_not_run_again_because_its_probe_says_that_it_did_not(place: Place) -> None:
     registry, model, entered = ToolRegistry(), Script([("odd", {})], "done"), list[str]()
 
