@@ -118,8 +118,8 @@ class RecoveryNeedsDecision(AgentRuntimeError):
         listed = "; ".join(f"{d.tool} (call {d.call}, key {d.key}, attempt {d.attempt}): {d.why}" for d in self.doubts)
         super().__init__(
             f"run {run_id!r} has {len(self.doubts)} call(s) in doubt: {listed}. "
-            "Find out at the remote, by the key, whether each one happened; where running it again is right, "
-            "recover with rerun_in_doubt=True or with the doubts to rerun."
+            "Find out at the remote, by the key, whether each one happened, and say so with `agent-runtime settle` or "
+            "Runs.settle; where running it again is right, recover with rerun_in_doubt=True or with the doubts to rerun."
         )
 
     @property

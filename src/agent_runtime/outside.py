@@ -14,6 +14,7 @@ Rules of this file:
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from agent_runtime import codec
@@ -53,6 +54,7 @@ from agent_runtime.lease import seconds_held
 from agent_runtime.recovery import Found, claiming, read_reason, read_verified
 from agent_runtime.run import Backing
 from agent_runtime.settlements import (
+    Over,
     Said,
     Settling,
     drain_of,
@@ -100,9 +102,11 @@ async def _leave(backing: Backing, run_id: RunId, kind: MessageKind, body: dict[
         raise Fenced(str(conflict)) from conflict
 
 
-async def _by_claim(backing: Backing, found: Found, why: str, write: Callable[[Journal], None]) -> None:
+async def _by_claim(
+    backing: Backing, found: Found, why: str, write: Callable[[Journal], None], *, over: Over | None = None
+) -> None:
     """Claim the run, write to it and give it back, all in one append; `Fenced` where it is not as it was read."""
-    journal = claiming(backing, found, why, take_over=False)
+    journal = claiming(backing, found, why, take_over=False, over=over)
     try:
         write(journal)
         journal.give_back()
@@ -235,21 +239,33 @@ async def settle(backing: Backing, run_id: RunId, call: str, settling: Settling,
         life = _find_doubt(found, call)
         said = wished._replace(attempt=life.attempts)
         now_ms = milliseconds(await backing.store.now())
-        _check_known(await found.case(backing), life, said, now_ms)
+        try:
+            _check_known(await found.case(backing), life, said, now_ms)
+        except SettlementRefused:
+            await _note_over(backing, found, life, now_ms)
+            raise
         if found.status.is_final:
             await _settle_ended(backing, found, said)
         elif _is_held(found):
-            await _leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said))
+            await _leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said, drained=True))
             again = await read_verified(backing, run_id)
             _check_first(await again.case(backing), life, said, now_ms)
             return False
         else:
             await _by_claim(backing, found, "settlement", lambda journal: _note_settled(journal, found, said))
             with suppress(Fenced, StoreUnavailable):  # it is recorded; a worker that waits beside the run is to hear of it
-                await _leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said))
+                await _leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said, drained=True))
         return True
 
     return await _once_it_stands(backing, run_id, admit, write, "settled")
+
+
+async def _note_over(backing: Backing, found: Found, life: CallLife, now_ms: int) -> None:
+    """Where a worker is seen to be gone, say so in the run: from then on the time counts that its tool declares."""
+    news = drain_of(life, found.stored.row, found.stored.records, now_ms).news
+    if news and not found.status.is_final and not _is_held(found):
+        over = Over(sorted(news), milliseconds(await backing.store.now()))
+        await _by_claim(backing, found, "settlement", partial(_stay, found, found.status), over=over)
 
 
 def _doubts(found: Found) -> Sequence[CallLife]:
@@ -324,12 +340,19 @@ def _check_first(case: Case, life: CallLife, said: Said, now_ms: int) -> None:
 def _note_settled(journal: Journal, found: Found, said: Said) -> None:
     """The settlement, and how the run stands after it: after the last doubt a blocked one goes again, others stay."""
     journal.note(RecordKind.SETTLED, said.call, said.attempt, settled_body(said))
-    status, row = found.status, found.stored.row
+    is_last = found.status is RunStatus.BLOCKED and all(life.call == said.call for life in _doubts(found))
+    attempts = journal.attempts
+    _stay(found, RunStatus.RUNNING if is_last else found.status, journal)
+    journal.attempts = attempts
+
+
+def _stay(found: Found, status: RunStatus, journal: Journal) -> None:
+    """The run stands so after a claim that set nobody to work."""
+    row = found.stored.row
     if status is RunStatus.QUARANTINED:  # why it is there is what the last record of such a run says
         last = next(each for each in reversed(found.stored.records) if each.kind == RecordKind.QUARANTINED)
         journal.note(RecordKind.QUARANTINED, body=last.body)
-    elif status is RunStatus.BLOCKED and all(life.call == said.call for life in _doubts(found)):
-        status = RunStatus.RUNNING
+    journal.attempts = row.attempts
     journal.set_status(status, wake_at=None if status is RunStatus.RUNNING else row.wake_at)
 
 

@@ -10,11 +10,12 @@ Rules of this file:
 """
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime import codec
 from agent_runtime.errors import CheckpointStoreCorrupt, InvalidSetting, Unrecordable
-from agent_runtime.journal.records import NO_OWNER, RecordKind, StoredRecord, StoredRow
+from agent_runtime.journal.records import NO_OWNER, RecordKind, RunStatus, StoredRecord, StoredRow
 from agent_runtime.journal.replay import CallLife, Settled
 from agent_runtime.journal.states import Settlement
 from agent_runtime.lease import ProcessMark, is_dead, own_mark, read_mark
@@ -218,6 +219,7 @@ def drain_of(life: CallLife, row: StoredRow, records: Sequence[StoredRecord], no
     """Whether all attempts at a call that may have gone out are over and drained. `now_ms` is the store's time.
 
     No worker's clock counts, and nothing that is not sealed: the time is that of the claim which says that they are over.
+    A run that has ended is claimed no more, and nothing of it runs again: there the store's own word of its end counts.
     """
     until_ms, news = 0, list[int]()
     for attempt in _open_attempts(life.call, records):
@@ -226,13 +228,13 @@ def drain_of(life: CallLife, row: StoredRow, records: Sequence[StoredRecord], no
         settles_ms = read_asked(attempt.body).settles_ms
         if not settles_ms:
             continue
-        over_ms = _over_since(attempt.epoch, records)
+        over_ms = hint_ms(row) if RunStatus(row.status).is_final else _over_since(attempt.epoch, records)
         if over_ms is None:
             news.append(attempt.epoch)
         until_ms = max(until_ms, settles_ms + (now_ms if over_ms is None else over_ms))
     if now_ms >= until_ms:
         return Drain()
-    return Drain(f"what it sent may still take effect for {(until_ms - now_ms) / 1000:.0f} s", until_ms, tuple(news))
+    return Drain(f"what it sent may still take effect for {ceil((until_ms - now_ms) / 1000)} s", until_ms, tuple(news))
 
 
 def hint_ms(row: StoredRow) -> int:
