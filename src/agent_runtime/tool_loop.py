@@ -1,56 +1,35 @@
-"""Model, tools, model, until done: a loop whose every call is in the journal.
+"""Model, tools, model, until done: starts a run of it, goes on with one, or gives back what one came to."""
 
-The loop does not know whether it runs for the first time. It asks the journal for each decision and each call by its
-place; what is there is replayed, what is not is made. Its history is computed from what it got.
-"""
-
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
-from agent_runtime import codec
-from agent_runtime.approvals import ApprovalRequest, Verdict
-from agent_runtime.asking import Ask, CallPaused
+from agent_runtime.approvals import Verdict
+from agent_runtime.asking import Ask
 from agent_runtime.backing import make_backing
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
-from agent_runtime.crash import UNARMED, CrashPlan, CrashPoint
+from agent_runtime.crash import UNARMED, CrashPlan
 from agent_runtime.doubts import Case, Decider, RerunInDoubt
 from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
 from agent_runtime.errors import (
     CheckpointConflict,
     InvalidSetting,
-    StepLimitReached,
 )
 from agent_runtime.events import Sink
 from agent_runtime.executor import (
-    CallInDoubt,
-    Ending,
     Executor,
-    Siblings,
-    pause,
-    read_ending,
-    stop_in_doubt,
 )
-from agent_runtime.ids import RunId, check_run_id, is_reply, reply_call, tool_call
+from agent_runtime.ids import RunId, check_run_id
 from agent_runtime.journal.journal import Commits
-from agent_runtime.journal.records import RecordKind, RunStatus, new_tuple
-from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.seal import CheckpointKey
-from agent_runtime.journal.states import CallState
 from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.loop import KIND, MAX_STEPS, PARALLEL, Loop, LoopOptions, LoopResult, stored_result
 from agent_runtime.messages import (
     Message,
-    Reply,
-    ToolCall,
-    Transcript,
     decode_messages,
-    decode_reply,
     encode_messages,
-    encode_reply,
     read_messages,
-    reply_message,
 )
 from agent_runtime.model import Model, ModelFunction, as_model
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
@@ -66,47 +45,12 @@ from agent_runtime.run import (
     start,
     work,
 )
-from agent_runtime.side_by_side import is_being_cancelled, run_all
-from agent_runtime.tools import CALL_KEY, ToolRegistry
-from agent_runtime.transport import is_transport
+from agent_runtime.tools import ToolRegistry
 from agent_runtime.waiting import check_patience, until_decided
 
 _log = logging.getLogger("agent_runtime")
 
-KIND = "loop"
-MAX_STEPS = 100
-PARALLEL = 16
-MODEL_TRIES = 3
-MODEL_PAUSE_SECONDS = 0.2
-_DONE = codec.encode({"status": "done"})
-
-
-class LoopResult(NamedTuple):
-    """What a loop came to."""
-
-    status: str
-    output: str
-    messages: Sequence[Message]
-    usage: Mapping[str, int]
-    run_id: RunId
-    steps: int = 0
-    """How many replies asked for calls."""
-    llm_calls: int = 0
-    """How many model requests were made over the whole run, lost ones included."""
-    pending: Sequence[ApprovalRequest] = ()
-    """The requests that wait for a verdict."""
-
-    def __repr__(self) -> str:
-        shown = {**self._asdict(), "messages": f"<{len(self.messages)} messages>"}
-        return f"LoopResult({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
-
-
-class LoopOptions(NamedTuple):
-    """How a loop is worked; the same for a first run and for every recovery."""
-
-    max_steps: int = MAX_STEPS
-    parallel: int = PARALLEL
-    wait_seconds: float = 0.0
+__all__ = ["KIND", "LoopResult", "recover_tool_loop", "run_tool_loop"]
 
 
 async def run_tool_loop(
@@ -177,7 +121,7 @@ async def run_tool_loop(
     executor = Executor(registry, approvals=approvals)
     again = _Again(backing, known_id, ask, executor, options, ctx)
     try:
-        first = partial(_first, run, _Loop(run, ask, executor, options, history))
+        first = partial(_first, run, Loop(run, ask, executor, options, history))
         return await until_decided(first, again.look, backing, known_id, options.wait_seconds)
     except CheckpointConflict as conflict:
         if run.journal.guard is None:
@@ -240,7 +184,7 @@ async def recover_tool_loop(
     return await until_decided(first, again.look, backing, known_id, options.wait_seconds)
 
 
-async def _first(run: Run, loop: "_Loop") -> LoopResult:
+async def _first(run: Run, loop: Loop) -> LoopResult:
     return await work(run, loop.go())
 
 
@@ -285,246 +229,13 @@ class _Again:
         when_held = {"when_held": decide.post} if decide.verdicts else {}
         found = await reopen(self._backing, self._run_id, kind=KIND, decide=decide, **{**when_held, **options})
         if isinstance(found, Found):
-            return _stored_result(found)
+            return stored_result(found)
         history = decode_messages(found.input["messages"])
-        return await work(found, _Loop(found, self._ask, self._executor, self._options, history).go())
-
-
-class _Loop:
-    """One worker's way through a loop."""
-
-    def __init__(self, run: Run, ask: ModelFunction, executor: Executor, options: LoopOptions, history: list[Message]) -> None:
-        self.run = run
-        self.ask = ask
-        self.executor = executor
-        self.options = options
-        self.history = history
-        self.usage: dict[str, int] = {}
-        run.model_requests = count_requests(run.lives)
-
-    async def go(self) -> LoopResult:
-        """Decide and act until a reply asks for nothing."""
-        await self.run.barrier_if_each()
-        seq = 0
-        while True:
-            call = reply_call(seq)
-            life = self.run.life(call)
-            if life is not None and life.state is CallState.DONE:
-                reply = self._replay(seq, life)
-            else:
-                if seq >= self.options.max_steps:
-                    await self._give_up(seq)
-                reply = await self._buy(seq, call, 0 if life is None else life.attempts)
-            if reply.usage:
-                add_usage(self.usage, reply)
-            self.history.append(reply_message(reply))
-            if not reply.tool_calls:
-                return await self._finish(seq, reply)
-            endings = await self._call_all(seq, reply.tool_calls)
-            seq += 1
-            self._answer(seq, reply.tool_calls, endings)
-
-    # Deciding.
-
-    def _replay(self, seq: int, life: CallLife) -> Reply:
-        """The recorded reply of a decision."""
-        reply = decode_reply(life.ended)
-        if self.run.has_sinks:
-            self.run.announce("decision.replayed", self._decision(seq, reply))
-        return reply
-
-    async def _buy(self, seq: int, call: str, attempt: int) -> Reply:
-        """Ask the model, written down before and after. A request whose way failed is made again, and counted again."""
-        run = self.run
-        asked = b'{"messages":%d}' % len(self.history)
-        for tries_left in range(MODEL_TRIES - 1, -1, -1):
-            attempt += 1
-            if run.is_armed:
-                await run.reach(CrashPoint.BEFORE_DECIDE, seq)
-            run.note(RecordKind.STARTED, call, attempt, asked)
-            run.model_requests += 1
-            await run.ready_to_act(is_alone=True)
-            token = CALL_KEY.set(run.key(call))
-            try:
-                body = encode_reply(await self.ask(Transcript(self.history), self.executor.registry.specs))
-            except (Exception, asyncio.CancelledError) as error:  # the answer is lost, not the decision: none was recorded
-                if is_being_cancelled() or not is_transport(error):
-                    raise
-                if not tries_left and isinstance(error, asyncio.CancelledError):
-                    raise ConnectionError("the answer was cancelled inside the model each time it was asked") from error
-                if not tries_left:
-                    raise
-                await run.backing.clock.sleep(MODEL_PAUSE_SECONDS * 2.0 ** (MODEL_TRIES - 1 - tries_left))
-                continue
-            finally:
-                CALL_KEY.reset(token)
-            if run.is_armed:
-                await run.reach(CrashPoint.AFTER_DECIDE_BEFORE_JOURNAL, seq)
-            reply = self._pin(seq, call, attempt, body)
-            if run.journal.mode is Commits.EACH:
-                await run.barrier()
-            if run.is_armed:
-                await run.reach(CrashPoint.AFTER_DECIDE, seq)
-            return reply
-        raise AssertionError("the last try returns or raises")
-
-    def _pin(self, seq: int, call: str, attempt: int, body: bytes) -> Reply:
-        """Note the reply. What is acted upon is read back from the recorded bytes."""
-        run = self.run
-        reply = decode_reply(body)
-        run.note(RecordKind.DONE, call, attempt, body)
-        if reply.tool_calls:
-            self._move(stage="reply")
-        if run.has_sinks:
-            run.announce_when_committed("decision.made", self._decision(seq, reply))
-        return reply
-
-    # Acting.
-
-    async def _call_all(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending]:
-        """The endings of a reply's calls, in its order. All end, or are in doubt, before anything is raised."""
-        if len(calls) == 1:
-            [asked] = calls
-            try:
-                return [await self.executor.call(self.run, tool_call(seq, 0, 1), asked.name, asked.args, Siblings(1))]
-            except CallInDoubt as doubt:
-                await stop_in_doubt(self.run, [doubt])
-            except CallPaused as paused:
-                await pause(self.run, [paused.request])
-        results = await self._call_side_by_side(seq, calls)
-        endings = [result for result in results if isinstance(result, Ending)]
-        if len(endings) < len(calls):
-            if doubts := [result for result in results if isinstance(result, CallInDoubt)]:
-                await stop_in_doubt(self.run, doubts)
-            await pause(self.run, [result.request for result in results if isinstance(result, CallPaused)])
-        return endings
-
-    async def _call_one(
-        self, seq: int, index: int, calls: Sequence[ToolCall], siblings: Siblings
-    ) -> Ending | CallInDoubt | CallPaused:
-        asked = calls[index]
-        place = tool_call(seq, index, len(calls))
-        try:
-            return await self.executor.call(self.run, place, asked.name, asked.args, siblings)
-        except CallInDoubt as doubt:
-            siblings.running -= 1
-            siblings.has_doubt = True
-            return doubt
-        except CallPaused as paused:
-            siblings.running -= 1
-            if siblings.running > 0:
-                await self.run.barrier()  # a person can see the request while the others are on their way
-            return paused
-
-    async def _call_side_by_side(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending | CallInDoubt | CallPaused | None]:
-        """What each call came to; None for one that was still queued when another was in doubt."""
-        gate = asyncio.Semaphore(self.options.parallel)
-        siblings = Siblings(self._unfinished(seq, len(calls)))
-
-        async def one(index: int) -> Ending | CallInDoubt | CallPaused | None:
-            async with gate:
-                if siblings.has_doubt:
-                    siblings.running -= 1
-                    return None
-                return await self._call_one(seq, index, calls, siblings)
-
-        return await run_all([one(index) for index in range(len(calls))])
-
-    def _unfinished(self, seq: int, count: int) -> int:
-        """How many calls of the reply have no recorded ending yet."""
-        lives = (self.run.lives.get(tool_call(seq, index, count)) for index in range(count))
-        return sum(life is None or life.state is not CallState.DONE for life in lives)
-
-    def _answer(self, seq: int, calls: Sequence[ToolCall], endings: Sequence[Ending]) -> None:
-        """Give the results to the conversation. They make a step together with what comes next, decision `seq`."""
-        for asked, ending in zip(calls, endings, strict=True):
-            self.history.append(new_tuple(Message, ("tool", ending.text, (), asked.id, asked.name)))
-        lives = self.run.lives
-        if not lives or reply_call(seq) not in lives:
-            self._move(stage="results")
-
-    # Ending.
-
-    async def _finish(self, seq: int, reply: Reply) -> LoopResult:
-        await self.run.end(RunStatus.DONE, _DONE)
-        self._announce_end("run.done", "done", seq, stage="reply")
-        return self._result("done", seq, reply.text)
-
-    async def _give_up(self, seq: int) -> NoReturn:
-        error = StepLimitReached(
-            f"run {self.run.run_id!r} has had {seq} replies and the model asks on; max_steps={self.options.max_steps} counts "
-            "the replies of the whole run. Give a new run a higher limit, or the model an end."
-        )
-        body = codec.encode({"status": "failed", "type": "StepLimitReached", "message": str(error)})
-        await self.run.end(RunStatus.FAILED, body)
-        self._announce_end("run.failed", "failed", seq, stage="results")
-        raise error
-
-    def _result(self, status: str, steps: int, output: str) -> LoopResult:
-        history = Transcript(self.history)
-        return LoopResult(status, output, history, self.usage, self.run.run_id, steps, self.run.model_requests)
-
-    # Telling.
-
-    def _move(self, *, stage: str) -> None:
-        """What was noted last completes a step: a checkpoint, whose cursor is the run's row."""
-        run = self.run
-        run.journal.move_to_next_step()
-        if run.has_sinks:
-            data = {"kind": KIND, "step": run.journal.step, "status": "running", "stage": stage}
-            run.announce_when_committed("checkpoint.saved", data)
-
-    def _decision(self, seq: int, reply: Reply) -> dict[str, object]:
-        calls = [{"tool": call.name, "args": dict(call.args)} for call in reply.tool_calls]
-        return {"seq": seq, "calls": calls, "llm_calls": self.run.model_requests}
-
-    def _announce_end(self, name: str, status: str, steps: int, *, stage: str) -> None:
-        run = self.run
-        if run.has_sinks:
-            step = run.journal.step
-            run.announce("checkpoint.saved", {"kind": KIND, "step": step, "status": status, "stage": stage})
-            run.announce(name, {"kind": KIND, "step": step, "steps": steps, "llm_calls": run.model_requests})
-
-
-def _stored_result(found: Found) -> LoopResult:
-    """What a run that has ended, or waits, came to, computed from its records."""
-    run_id, lives = found.stored.row.run_id, found.history.lives
-    history = decode_messages(found.opened["input"]["messages"])
-    usage: dict[str, int] = {}
-    seq, output = 0, ""
-    while (life := lives.get(reply_call(seq))) is not None and life.state is CallState.DONE:
-        reply = decode_reply(life.ended)
-        output = reply.text
-        history.append(reply_message(reply))
-        add_usage(usage, reply)
-        for index, call in enumerate(reply.tool_calls):
-            ended = lives.get(tool_call(seq, index, len(reply.tool_calls)))
-            if ended is not None and ended.state is CallState.DONE:
-                text = read_ending(ended.ended, None).text
-                history.append(Message("tool", text, tool_call_id=call.id, name=call.name))
-        seq += 1 if reply.tool_calls else 0
-        if not reply.tool_calls:
-            break
-    if found.status is RunStatus.FAILED and found.history.ended is not None:
-        raise StepLimitReached(codec.decode(found.history.ended.body)["message"])
-    requests = count_requests(lives)
-    status = found.status.name.lower()
-    return LoopResult(status, output, Transcript(history), usage, run_id, seq, requests, found.pending)
+        return await work(found, Loop(found, self._ask, self._executor, self._options, history).go())
 
 
 async def _leave_alone(case: Case) -> None:
     """Somebody else works the run by now: it is given back as it stands."""
-
-
-def count_requests(lives: Mapping[str, CallLife]) -> int:
-    """How many model requests were written down."""
-    return sum(life.attempts for life in lives.values() if is_reply(life.call))
-
-
-def add_usage(total: dict[str, int], reply: Reply) -> None:
-    """Add what a reply used to a total, unit by unit."""
-    for unit, amount in reply.usage.items():
-        total[unit] = total.get(unit, 0) + amount
 
 
 def _options(max_steps: int, parallel: int, wait_seconds: float) -> LoopOptions:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime import asking, codec, doubts, lease, recovery, tool_loop
+from agent_runtime import asking, codec, doubts, lease, recovery
 from agent_runtime.approvals import ApprovalRequest, Decision, Verdict
 from agent_runtime.asking import Gate, Passed
 from agent_runtime.doubts import Case, Decisions
@@ -22,6 +22,7 @@ from agent_runtime.journal.journal import Journal
 from agent_runtime.journal.records import RecordKind, StoredRow
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import CallState, Settlement
+from agent_runtime.loop import Loop
 from agent_runtime.messages import ToolCall
 from agent_runtime.recovery import Found
 from agent_runtime.run import Run
@@ -167,7 +168,7 @@ def results_are_out_of_order() -> None:
 
         return broken
 
-    _replace(tool_loop._Loop, "_answer", break_answer)
+    _replace(Loop, "_answer", break_answer)
 
 
 def the_dead_are_thought_alive() -> None:
