@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from agent_runtime.journal.store import CheckpointStore
     from agent_runtime.stores.memory import MemoryCheckpointStore
     from agent_runtime.stores.postgres import PostgresCheckpointStore
+    from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
     from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 
 __all__ = [
     "MemoryCheckpointStore",
     "PostgresCheckpointStore",
+    "SQLAlchemyCheckpointStore",
     "SQLiteCheckpointStore",
     "open_store",
     "shown_url",
@@ -24,6 +26,7 @@ __all__ = [
 _HOMES = {
     "MemoryCheckpointStore": "memory",
     "PostgresCheckpointStore": "postgres",
+    "SQLAlchemyCheckpointStore": "sqlalchemy",
     "SQLiteCheckpointStore": "sqlite",
     "shown_url": "postgres_url",
 }
@@ -45,6 +48,10 @@ def open_store(url: str) -> CheckpointStore:
             from agent_runtime.stores.postgres import PostgresCheckpointStore
 
             return PostgresCheckpointStore(url)
+        case _ if "+" in scheme:  # the driver is named, as SQLAlchemy has it
+            from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
+
+            return SQLAlchemyCheckpointStore(url)
         case _:
             from agent_runtime.stores.postgres_url import shown_url
 

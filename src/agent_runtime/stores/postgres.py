@@ -32,7 +32,7 @@ from agent_runtime.stores.postgres_batch import (
     rounds,
     runs_on,
 )
-from agent_runtime.stores.postgres_link import Connection, Link
+from agent_runtime.stores.postgres_link import Connection, Lender, Link
 from agent_runtime.stores.postgres_schema import Statements, check_session, set_up
 from agent_runtime.stores.postgres_url import check_names, place_of
 
@@ -81,17 +81,20 @@ class PostgresCheckpointStore(BatchStore):
         self._sql = Statements(schema, prefix, pooler=pooler)
         self._keys: dict[RunId, int] = {}
         self._is_set_up = False
-        self._link = Link(
-            url,
-            self._place,
-            pooler=pooler,
-            timeout_seconds=timeout_seconds,
-            greet=self._greet,
-            forget=self._keys.clear,  # another server may answer next
-        )
+        self._link = self._make_link()
 
     def __repr__(self) -> str:
         return f"PostgresCheckpointStore({self._place!r})"
+
+    def _make_link(self) -> Lender:
+        return Link(
+            self._url,
+            self._place,
+            pooler=self._pooler,
+            timeout_seconds=self._timeout,
+            greet=self._greet,
+            forget=self._keys.clear,  # another server may answer next
+        )
 
     # Writing.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 from agent_runtime.errors import (
     AgentRuntimeError,
@@ -20,9 +21,34 @@ from agent_runtime.stores.statements import read_statements
 
 APPLICATION_ID = 0x41675274
 SCHEMA = 1
+BUSY_MS = 30_000
+"""How long a write waits for its turn."""
+SETUP_TRIES = 600
+SETUP_PAUSE_SECONDS = 0.05
 
 SQL = read_statements("sqlite.sql")
 _TABLES = ("create_runs", "create_unfinished", "create_journal", "create_numbers", "create_checkpoints", "create_inbox")
+
+
+class Cursor(Protocol):
+    """What we use of what a statement gives."""
+
+    @property
+    def rowcount(self) -> int: ...
+
+    def fetchone(self) -> Any: ...
+
+    def fetchall(self) -> Sequence[Any]: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Database(Protocol):
+    """What we use of a connection: that of `sqlite3`, or one that behaves so."""
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Cursor: ...
+
+    def executemany(self, sql: str, parameters: Sequence[Sequence[Any]], /) -> Cursor: ...
 
 
 class Busy(Exception):
@@ -42,7 +68,7 @@ def make_private(path: str) -> None:
         ) from error
 
 
-def set_up(db: sqlite3.Connection, path: str) -> None:
+def set_up(db: Database, path: str) -> None:
     """Make the tables in an empty file; refuse a file that is not ours; set and read back what durability needs."""
     db.execute("PRAGMA foreign_keys = OFF")
     db.execute("BEGIN")  # what tells our file from another's is read at one moment: somebody may be setting it up just now
@@ -66,7 +92,7 @@ def set_up(db: sqlite3.Connection, path: str) -> None:
         )
 
 
-def _is_set_up(db: sqlite3.Connection, path: str) -> bool:
+def _is_set_up(db: Database, path: str) -> bool:
     application, schema = _pragma(db, "application_id"), _pragma(db, "user_version")
     if application == APPLICATION_ID:
         assert isinstance(schema, int)
@@ -84,7 +110,7 @@ def _is_set_up(db: sqlite3.Connection, path: str) -> bool:
     return False
 
 
-def _pragma(db: sqlite3.Connection, name: str) -> object:
+def _pragma(db: Database, name: str) -> object:
     found: object = db.execute(f"PRAGMA {name}").fetchone()[0]
     return found
 
@@ -119,3 +145,8 @@ def translate(error: sqlite3.Error, path: str) -> AgentRuntimeError | Busy:
             )
         case _:
             return StoreUnavailable(f"SQLite file {path!r}: {error}; nothing was written")
+
+
+def lenient(text: bytes) -> str:
+    """Text of the file, whatever bytes it is: what somebody broke is for the seal of its own run to find."""
+    return text.decode("utf-8", "surrogateescape")
