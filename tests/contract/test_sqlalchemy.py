@@ -8,6 +8,9 @@ import pytest
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
 from agent_runtime.testing.store_contract import StoreContract
+from agent_runtime.testing.store_contract.crowds import Crowding
+from agent_runtime.testing.store_contract.messages import Posting
+from agent_runtime.testing.store_contract.writes import Batching, Writing
 from tests.servers import Pooler, Server, fresh_schema
 
 
@@ -29,7 +32,11 @@ class TestByPsycopg(StoreContract):
             await store.close()
 
 
-class TestByAsyncpgBehindAPooler(StoreContract):
+class Pooled(Writing, Batching, Crowding, Posting):
+    """What a pooler can spoil: writes, and many at once."""
+
+
+class TestByAsyncpgBehindAPooler(Pooled):
     @pytest.fixture
     async def store(self, pooler: Pooler) -> AsyncIterator[CheckpointStore]:
         async with fresh_schema(pooler.url, pooler=True) as schema:
@@ -38,7 +45,7 @@ class TestByAsyncpgBehindAPooler(StoreContract):
             await store.close()
 
 
-class TestByPsycopgBehindAPooler(StoreContract):
+class TestByPsycopgBehindAPooler(Pooled):
     @pytest.fixture
     async def store(self, pooler: Pooler) -> AsyncIterator[CheckpointStore]:
         async with fresh_schema(pooler.url, pooler=True) as schema:

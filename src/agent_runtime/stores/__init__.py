@@ -18,6 +18,7 @@ __all__ = [
     "PostgresCheckpointStore",
     "SQLAlchemyCheckpointStore",
     "SQLiteCheckpointStore",
+    "file_at",
     "open_store",
     "shown_url",
     "sqlite_path",
@@ -63,10 +64,19 @@ def open_store(url: str) -> CheckpointStore:
 
 def sqlite_path(url: str) -> str:
     """The path in a SQLite URL: `sqlite:///runs.db` is relative, `sqlite:////var/runs.db` is not."""
-    path = url.removeprefix("sqlite:///")
-    if path == url or not path or path == ":memory:":
+    scheme, mark, path = url.partition(":///")
+    if scheme == "sqlite+aiosqlite":
+        path = path.partition("?")[0]
+    elif scheme != "sqlite":
+        mark = ""
+    if not mark or not path or path.startswith((":memory:", "file:")):
         raise InvalidSetting(f"a SQLite store is sqlite:///PATH, found {url!r}; for one in memory use memory://")
     return path
+
+
+def file_at(url: str) -> str | None:
+    """The path of a store that is a file; None of one that is not."""
+    return sqlite_path(url) if url.startswith(("sqlite:", "sqlite+")) else None
 
 
 def __getattr__(name: str) -> Any:

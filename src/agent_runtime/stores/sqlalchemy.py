@@ -54,7 +54,13 @@ class SQLAlchemyCheckpointStore(BatchStore):
             from agent_runtime.stores.sqlalchemy_postgres import PostgresByEngine
 
             self._tables = PostgresByEngine(
-                source, driver, schema=schema, prefix=prefix, pooler=pooler, timeout_seconds=timeout_seconds, clock=clock
+                source,
+                driver,
+                schema=schema,
+                prefix=prefix,
+                pooler=pooler or engine is not None,  # others use the sessions of an engine too
+                timeout_seconds=timeout_seconds,
+                clock=clock,
             )
         self.lanes = getattr(self._tables, "lanes", 1)
 

@@ -208,6 +208,11 @@ class EngineLink:
         try:
             async with asyncio.timeout(self._timeout):
                 connection = await self._engine.connect()
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"there was no connection to {self._place} within {self._timeout} s; see that the server runs and can be "
+                "reached from here, and that the engine has a connection free"
+            ) from error
         except Exception as error:
             found = driver_error(error)
             if isinstance(found, ValueError | TypeError) and not state_of(found):

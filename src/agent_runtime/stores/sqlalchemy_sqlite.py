@@ -42,7 +42,7 @@ class SQLiteByEngine(SQLiteTables):
     """Runs in the SQLite file that an engine names; one transaction writes at a time, and one reads."""
 
     def __init__(self, source: Source, *, timeout_seconds: float, clock: Clock) -> None:
-        super().__init__(sqlite_path(source.url.partition("?")[0].replace("+aiosqlite", "", 1)), clock)
+        super().__init__(sqlite_path(source.url), clock)
         self._source = source
         self._timeout = timeout_seconds
         self._options = {"pool_size": 2, "max_overflow": 0, "connect_args": {"timeout": 0}}
@@ -139,6 +139,7 @@ class SQLiteByEngine(SQLiteTables):
             await connection.close()
             raise
         except BaseException:  # cancelled in the middle of a statement, which its thread goes on with
+            self._keys.clear()
             with suppress(Exception):
                 await connection.invalidate()
             await connection.close()
