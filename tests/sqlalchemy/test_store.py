@@ -192,6 +192,8 @@ async def test_an_engine_for_a_file_is_set_up_as_the_store_needs_it(tmp_path: Pa
         draft = await opened(store)
         async with engine.connect() as connection:
             assert (await connection.exec_driver_sql("PRAGMA synchronous")).scalar() == 2
+            # While SQLite waits for a lock, whoever collects a cursor of the connection waits too, its own transaction open.
+            assert (await connection.exec_driver_sql("PRAGMA busy_timeout")).scalar() == 0
         await land(store.reopen(), draft, draft.add(b"one"))
         await store.close()
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_runtime.clock import Clock
@@ -18,8 +19,6 @@ from agent_runtime.stores import sqlite_path
 from agent_runtime.stores.sqlalchemy_engine import Source, driver_error
 from agent_runtime.stores.sqlite_file import (
     BUSY_MS,
-    SETUP_PAUSE_SECONDS,
-    SETUP_TRIES,
     Busy,
     Cursor,
     Database,
@@ -36,6 +35,9 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 T = TypeVar("T")
+
+BUSY_PAUSES = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
+"""How long to leave a file that is being written alone, time after time; SQLite itself waits so."""
 
 
 class SQLiteByEngine(SQLiteTables):
@@ -69,7 +71,7 @@ class SQLiteByEngine(SQLiteTables):
     async def _write(self, work: Callable[[Database], T]) -> T | None:
         self._enter_loop()
         async with self._writes, self._connected() as connection:
-            result = await connection.run_sync(lambda inner: self._begin(inner, work))
+            result = await self._patiently(lambda: connection.run_sync(lambda inner: self._begin(inner, work)))
             try:
                 await connection.exec_driver_sql("COMMIT")
             except Exception:
@@ -87,16 +89,13 @@ class SQLiteByEngine(SQLiteTables):
         except BaseException as error:
             self._keys.clear()  # a key given inside the transaction is no run's any more
             if isinstance(error, sqlite3.Error):
-                raise self._said(translate(error, self.path)) from error
+                raise translate(error, self.path) from error
             raise
 
     async def _read(self, work: Callable[[Database], T]) -> T:
         self._enter_loop()
         async with self._reads, self._connected() as connection:
-            try:
-                return await connection.run_sync(lambda inner: self._look(inner, work))
-            except Busy as error:
-                raise StoreUnavailable(f"SQLite file {self.path!r} cannot be read now: {error}") from error
+            return await self._patiently(lambda: connection.run_sync(lambda inner: self._look(inner, work)))
 
     def _look(self, inner: Connection, work: Callable[[Database], T]) -> T:
         db = Statements(inner)
@@ -104,13 +103,24 @@ class SQLiteByEngine(SQLiteTables):
             db.execute("BEGIN")
             return work(db)
 
-    def _said(self, error: Exception) -> Exception:
-        if not isinstance(error, Busy):
-            return error
-        return StoreUnavailable(
-            f"SQLite file {self.path!r} was locked by another process for {BUSY_MS / 1000:.0f} s; nothing was "
-            "written. Find the process that holds a write transaction open."
-        )
+    async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What the attempt gives once the file is free.
+
+        Waited for here and not in SQLite, which keeps a connection's lock while it waits: whoever then lets go of one of its
+        cursors, the garbage collector on any thread for instance, would wait too, and with it all of Python.
+        """
+        give_up_at = self._clock.monotonic() + BUSY_MS / 1000
+        for pause in chain(BUSY_PAUSES, repeat(BUSY_PAUSES[-1])):
+            try:
+                return await attempt()
+            except Busy as error:
+                if self._clock.monotonic() > give_up_at:
+                    raise StoreUnavailable(
+                        f"SQLite file {self.path!r} was locked by another process for {BUSY_MS / 1000:.0f} s; nothing was "
+                        "written. Find the process that holds a write transaction open."
+                    ) from error
+            await self._clock.sleep(pause)
+        raise AssertionError("the pauses have no end")
 
     # Connections.
 
@@ -153,7 +163,7 @@ class SQLiteByEngine(SQLiteTables):
         except Exception as error:
             found = driver_error(error)
             if isinstance(found, sqlite3.Error):
-                raise self._said(translate(found, self.path)) from found
+                raise translate(found, self.path) from found
             raise StoreUnavailable(f"SQLite file {self.path!r} cannot be opened: {found}; nothing was written") from found
 
     async def _meet(self, connection: AsyncConnection) -> None:
@@ -164,22 +174,15 @@ class SQLiteByEngine(SQLiteTables):
             return
         driver: Any = pooled.driver_connection
         driver.text_factory = lenient
-        for _ in range(SETUP_TRIES):
-            try:
-                await connection.run_sync(self._set_up)
-            except Busy:
-                await self._clock.sleep(SETUP_PAUSE_SECONDS)
-            else:
-                pooled.info[self._mark] = True
-                return
-        raise StoreUnavailable(f"SQLite file {self.path!r} stayed locked while it was to be set up; find out by whom")
+        await self._patiently(lambda: connection.run_sync(self._set_up))
+        pooled.info[self._mark] = True
 
     def _set_up(self, inner: Connection) -> None:
         db = Statements(inner)
         try:
             with translated(self.path):
                 set_up(db, self.path)
-                db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+                db.execute("PRAGMA busy_timeout = 0")
         except BaseException:
             with suppress(sqlite3.Error):
                 db.execute("ROLLBACK")

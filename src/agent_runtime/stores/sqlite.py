@@ -23,8 +23,6 @@ from agent_runtime.journal.store import Answer, AnswerKind, Append, check_append
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.stores.sqlite_file import (
     BUSY_MS,
-    SETUP_PAUSE_SECONDS,
-    SETUP_TRIES,
     Busy,
     Database,
     lenient,
@@ -37,6 +35,8 @@ from agent_runtime.stores.sqlite_tables import SQLiteTables
 
 T = TypeVar("T")
 
+SETUP_TRIES = 600
+SETUP_PAUSE_SECONDS = 0.05
 QUICK_COMMIT_SECONDS = 0.004
 """A commit that takes longer, on the average of the last ones, is worth a change of thread."""
 COMMITS_REMEMBERED = 8

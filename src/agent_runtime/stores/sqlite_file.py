@@ -23,8 +23,6 @@ APPLICATION_ID = 0x41675274
 SCHEMA = 1
 BUSY_MS = 30_000
 """How long a write waits for its turn."""
-SETUP_TRIES = 600
-SETUP_PAUSE_SECONDS = 0.05
 
 SQL = read_statements("sqlite.sql")
 _TABLES = ("create_runs", "create_unfinished", "create_journal", "create_numbers", "create_checkpoints", "create_inbox")
