@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,18 @@ BUSY_MS = 30_000
 
 SQL = read_statements("sqlite.sql")
 _TABLES = ("create_runs", "create_unfinished", "create_journal", "create_numbers", "create_checkpoints", "create_inbox")
+
+
+MOUNTS = "/proc/self/mounts"
+NETWORKS = {
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "fuse.ceph", "fuse.cephfs", "fuse.davfs2", "fuse.gcsfuse",
+    "fuse.glusterfs", "fuse.juicefs", "fuse.rclone", "fuse.s3fs", "fuse.smbnetfs", "fuse.sshfs", "glusterfs", "lustre",
+    "ncpfs", "nfs", "nfs4", "orangefs", "prl_fs", "smb3", "smbfs", "vboxsf",
+}  # fmt: skip
+"""Kinds of file systems whose files other hosts have open too, or that answer locks as if nobody else had."""
+WAL_RESET_FIXED_IN = ((3, 44, 6), (3, 50, 7), (3, 51, 3))
+"""Where the fault is mended that corrupts a log when connections checkpoint and write at once: of two older branches the
+release from which on it is, and the release from which on it is in all that follow."""
 
 
 class Cursor(Protocol):
@@ -53,8 +66,47 @@ class Busy(Exception):
     """Another connection is writing."""
 
 
+def has_wal_reset_fix(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> bool:
+    """Whether a SQLite writes and checkpoints a log from several connections without a known fault."""
+    return version >= WAL_RESET_FIXED_IN[-1] or any(
+        version[:2] == fixed[:2] and version >= fixed for fixed in WAL_RESET_FIXED_IN
+    )
+
+
+def file_system_of(path: str) -> str:
+    """The kind of file system that a file is on, or will be; empty where the system does not say."""
+    try:
+        with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:
+            mounted = [line.split()[1:3] for line in mounts]
+    except OSError:
+        return ""
+    place = os.path.realpath(path)
+    kind, longest = "", -1
+    for where, found in mounted:
+        above = _unescaped(where)
+        if len(above) >= longest and os.path.commonpath((above, place)) == above:
+            kind, longest = found, len(above)  # of those mounted on one place, the last is the one that is seen
+    return "" if (kind, longest) == ("9p", 1) else kind  # the whole disk of a sandbox may come so, and is its own
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+def refuse_network(path: str) -> None:
+    """Refuse a file that is not on this host's own disk, where that can be told."""
+    kind = file_system_of(path)
+    if kind in NETWORKS:
+        raise StoreRefused(
+            f"SQLite file {path!r} is on a file system of kind {kind}, which is no disk of this host: its locks, and the "
+            "memory that processes on a SQLite file share, do not reach other hosts, so that two of them would write over "
+            "each other; name a file on a local disk, or use a Postgres store for several hosts"
+        )
+
+
 def make_private(path: str) -> None:
     """The file, made with mode 0600 where there is none; SQLite gives its side files the same mode."""
+    refuse_network(path)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
