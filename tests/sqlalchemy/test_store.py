@@ -273,6 +273,27 @@ async def test_a_write_that_is_cancelled_takes_its_connection_along(one_postgres
         await store.close()
 
 
+async def test_a_file_whose_connection_is_lost_at_the_commit_answers_that_it_does_not_know_and_goes_on(tmp_path: Path) -> None:
+    async with engine_at(f"sqlite+aiosqlite:///{tmp_path}/runs.db") as engine:
+        store = SQLAlchemyCheckpointStore(engine=engine)
+        draft = await opened(store)
+        lost = list[Any]()
+
+        @event.listens_for(engine.sync_engine, "before_cursor_execute")
+        def lose(connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if statement == "COMMIT" and not lost:
+                driver = connection.connection.driver_connection
+                lost.append(driver)
+                driver._tx.put_nowait((None, driver._conn.close))  # on its thread, before the commit comes to it
+
+        append = draft.add(b"one")
+        [answer] = await store.commit([append])
+        assert (answer.kind, len(lost)) == (AnswerKind.UNKNOWN, 1)
+        assert len(await store.calls(draft.run_id)) == 1
+        await land(store, draft, append)
+        await store.close()
+
+
 async def test_a_batch_that_failed_for_certain_leaves_nothing_behind_and_may_be_sent_again(tmp_path: Path) -> None:
     store = SQLAlchemyCheckpointStore(f"sqlite+aiosqlite:///{tmp_path}/runs.db")
     good, refused_by_the_table = Draft.of("good").open(), Draft.of("bad", epoch=0).open()
