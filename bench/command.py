@@ -17,7 +17,7 @@ from pathlib import Path
 
 import agent_runtime
 from bench.backends import Backend, postgres_backend
-from bench.measures import MEASURES, WITHOUT_SERVER
+from bench.measures import MEASURES, WITH_SERVER_ALONE, WITHOUT_SERVER
 from bench.table import Row, between_marks, markdown
 from bench.turns import QUICK, TOP, Bench, Sizes
 
@@ -73,7 +73,7 @@ def measure(bench: Bench, names: Sequence[str]) -> list[Row]:
     """The rows of the measures named, on the backend of the bench."""
     rows = []
     for name in names:
-        if name in WITHOUT_SERVER and bench.backend.name != Backend.name:
+        if name in (WITH_SERVER_ALONE if bench.backend.name == Backend.name else WITHOUT_SERVER):
             continue
         began = time.monotonic()
         rows += MEASURES[name](bench)

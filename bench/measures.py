@@ -270,6 +270,20 @@ def _import(bench: Bench, line: str) -> Figures:
     return {"wall": median(took)}
 
 
+def sqlalchemy(bench: Bench) -> list[Row]:
+    """The same runs through SQLAlchemy, beside the native store."""
+    sizes, in_flight = bench.sizes, bench.sizes.crowds[0]
+    options = {"runs": sizes.runs, "steps": sizes.steps, "in_flight": in_flight}
+    native = bench.job("ours.crowd", **options)
+    rows = []
+    for driver in DRIVERS:
+        what = f"{sizes.runs:,} runs × {sizes.steps} steps, {in_flight} in flight, SQLAlchemy with {driver} to native"
+        ours, (beside,) = bench.in_turns(what, bench.job("ours.crowd", **options, driver=driver), native)
+        goal = at_least(0.5) if driver == DRIVERS[0] else None
+        rows.append(_speed_row(what, sizes.runs * sizes.steps, ours, beside, goal))
+    return rows
+
+
 def size(bench: Bench) -> list[Row]:
     """What an open run takes in memory, and what an install takes on disk."""
     bench.say("memory of open runs, size of the install")
@@ -292,12 +306,16 @@ MEASURES: dict[str, Callable[[Bench], list[Row]]] = {
     "people": people,
     "load": load,
     "beats": beats,
+    "sqlalchemy": sqlalchemy,
     "size": size,
 }
 NODES = 3
 """Of a flow that is measured."""
 WITHOUT_SERVER = frozenset({"start", "size"})
 """Measured once, on SQLite: what they are about is not the store."""
+WITH_SERVER_ALONE = frozenset({"sqlalchemy"})
+DRIVERS = ("asyncpg", "psycopg")
+"""Of Postgres, through SQLAlchemy; the first is that of the native store."""
 
 
 def _row(

@@ -112,11 +112,11 @@ def _run_of_call() -> str:
 # The jobs.
 
 
-def crowd(*, folder: str, runs: int, steps: int, in_flight: int, url: str = "") -> Figures:
-    """Many short runs at once."""
+def crowd(*, folder: str, runs: int, steps: int, in_flight: int, url: str = "", driver: str = "") -> Figures:
+    """Many short runs at once; with a driver, through SQLAlchemy."""
 
     async def work() -> Figures:
-        ours = Ours(folder, steps, url=url)
+        ours = Ours(folder, steps, url=url.replace(":", f"+{driver}:", 1) if driver else url)
         await ours.warm()
         watch = Stopwatch()
         await closed_loop((f"r{at}" for at in range(runs)), in_flight, ours.work)

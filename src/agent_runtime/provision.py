@@ -29,7 +29,7 @@ from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
 from agent_runtime.offload import SYSTEM_OFFLOAD
 from agent_runtime.recovery import Found, find
 from agent_runtime.settings import GOAL, Settings, read_settings
-from agent_runtime.stores import open_store, sqlite_path
+from agent_runtime.stores import file_at, open_store
 from agent_runtime.telemetry import LogSink, log_line
 from agent_runtime.tool_loop import KIND, LoopResult, recover_tool_loop, run_tool_loop
 from agent_runtime.tools import ToolRegistry, idempotency_key
@@ -157,7 +157,8 @@ def stored_key(settings: Settings) -> KeyRing:
 
 
 def _key_path(settings: Settings) -> str:
-    return f"{sqlite_path(settings.database_url)}.key" if settings.database_url.startswith("sqlite:") else KEY_FILE
+    path = file_at(settings.database_url)
+    return KEY_FILE if path is None else f"{path}.key"
 
 
 def _key(settings: Settings, run_id: str, *, is_stored: bool) -> bytes:
@@ -199,9 +200,7 @@ def _remotes(settings: Settings, started: ExitStack) -> tuple[str, str]:
 
 
 def _mock_state(settings: Settings) -> Path:
-    base = settings.database_url
-    path = Path(sqlite_path(base)) if base.startswith("sqlite:") else Path("agent_runtime.db")
-    return path.with_suffix(".mock.db")
+    return Path(file_at(settings.database_url) or "agent_runtime.db").with_suffix(".mock.db")
 
 
 # The agent.

@@ -1,14 +1,13 @@
 """The store in Postgres passes the contract, on every server that is there and behind a pooler."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.postgres import PostgresCheckpointStore
 from agent_runtime.testing.store_contract import StoreContract
-from tests.conftest import Servers
-from tests.servers import Pooler, fresh_schema, own_origins
+from tests.servers import Pooler, fresh_schema
 
 
 class TestPostgresStore(StoreContract):
@@ -18,13 +17,6 @@ class TestPostgresStore(StoreContract):
             store = PostgresCheckpointStore(postgres_url, schema=schema)
             yield store
             await store.close()
-
-
-@pytest.fixture(scope="session")
-def pooler(servers: Servers) -> Iterator[Pooler]:
-    before = Pooler(servers(own_origins()[0]))
-    yield before
-    before.close()
 
 
 class TestPostgresStoreBehindAPooler(StoreContract):

@@ -16,6 +16,7 @@ from agent_runtime.errors import StoreUnavailable
 from agent_runtime.ids import MAX_RUN_ID, RunId
 from agent_runtime.journal.store import CheckpointStore, Ear
 from agent_runtime.stores.postgres import PostgresCheckpointStore
+from agent_runtime.stores.postgres_link import Held, Link
 from agent_runtime.testing.store_contract import Draft
 from agent_runtime.testing.tcp_proxy import TcpProxy
 from tests.conftest import NOWHERE, Servers
@@ -62,6 +63,12 @@ async def waiting_for(store: CheckpointStore, *run_ids: str, seen: int = 0) -> A
     finally:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
+
+
+def kept_by(store: PostgresCheckpointStore) -> list[Held]:
+    """The connections of the store that nobody else is lent."""
+    assert isinstance(store._link, Link)
+    return store._link._kept
 
 
 async def post(store: CheckpointStore, draft: Draft, body: bytes = b"approved") -> None:
@@ -163,7 +170,7 @@ async def test_what_is_posted_while_the_listening_session_is_away_is_told(server
         drafts = [await opened(store, f"run-{i}") for i in range(20)]
         async with waiting_for(store, *(draft.run_id for draft in drafts)) as waiting:
             for draft in drafts:
-                for kept in store._link._kept:
+                for kept in kept_by(store):
                     server.sql(f"SELECT pg_terminate_backend({pid_of(kept)})")
                 await post(store, draft)
             assert await asyncio.wait_for(waiting, SECONDS) == [1] * 20
@@ -231,7 +238,7 @@ def pid_of(connection: Any) -> int:
 
 async def until_lost(store: PostgresCheckpointStore) -> None:
     async with asyncio.timeout(SECONDS):
-        while store._link._kept:
+        while kept_by(store):
             await SYSTEM_CLOCK.sleep(0.005)
 
 

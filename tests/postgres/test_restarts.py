@@ -13,6 +13,7 @@ from agent_runtime.errors import CheckpointConflict, RecoveryNeedsDecision, Stor
 from agent_runtime.journal.records import RunStatus
 from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
 from agent_runtime.stores.postgres import PostgresCheckpointStore
+from agent_runtime.stores.postgres_link import Link
 from agent_runtime.testing.remote import Remote
 from agent_runtime.tool_loop import LoopResult, recover_tool_loop, run_tool_loop
 from agent_runtime.tools import ToolRegistry
@@ -94,6 +95,7 @@ async def store(server: Server) -> AsyncIterator[PostgresCheckpointStore]:
 
 async def until_it_is_missed(store: PostgresCheckpointStore) -> None:
     """From now on the store is refused a session, and is in no doubt about a statement."""
+    assert isinstance(store._link, Link)
     async with asyncio.timeout(20):
         while not all(connection.is_closed() for connection in store._link._idle):
             await SYSTEM_CLOCK.sleep(0.005)

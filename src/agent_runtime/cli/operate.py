@@ -16,7 +16,7 @@ from agent_runtime.errors import InvalidSetting
 from agent_runtime.provision import stored_key
 from agent_runtime.runs import STATUSES, RunInfo, RunReport, Runs, Verified
 from agent_runtime.settings import Settings, read_settings
-from agent_runtime.stores import open_store, sqlite_path
+from agent_runtime.stores import file_at, open_store
 from agent_runtime.timeline import Call, Moment
 
 HEAD = ("RUN", "STATUS", "PROGRAM", "STEP", "ATTEMPTS", "WORKER", "UPDATED", "WHY")
@@ -69,7 +69,8 @@ def _check_there(url: str) -> None:
     """Looking at a store makes none: who mistypes its name is told so."""
     if url.startswith("memory:"):
         raise InvalidSetting("a store in memory holds nothing of other processes; name another with --store or DATABASE_URL")
-    if url.startswith("sqlite:") and not os.path.exists(path := sqlite_path(url)):
+    path = file_at(url)
+    if path is not None and not os.path.exists(path):
         raise InvalidSetting(f"there is no store at {path!r}; name another with --store or DATABASE_URL")
 
 

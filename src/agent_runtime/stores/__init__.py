@@ -10,12 +10,15 @@ if TYPE_CHECKING:
     from agent_runtime.journal.store import CheckpointStore
     from agent_runtime.stores.memory import MemoryCheckpointStore
     from agent_runtime.stores.postgres import PostgresCheckpointStore
+    from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
     from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 
 __all__ = [
     "MemoryCheckpointStore",
     "PostgresCheckpointStore",
+    "SQLAlchemyCheckpointStore",
     "SQLiteCheckpointStore",
+    "file_at",
     "open_store",
     "shown_url",
     "sqlite_path",
@@ -24,6 +27,7 @@ __all__ = [
 _HOMES = {
     "MemoryCheckpointStore": "memory",
     "PostgresCheckpointStore": "postgres",
+    "SQLAlchemyCheckpointStore": "sqlalchemy",
     "SQLiteCheckpointStore": "sqlite",
     "shown_url": "postgres_url",
 }
@@ -45,6 +49,10 @@ def open_store(url: str) -> CheckpointStore:
             from agent_runtime.stores.postgres import PostgresCheckpointStore
 
             return PostgresCheckpointStore(url)
+        case _ if "+" in scheme:  # the driver is named, as SQLAlchemy has it
+            from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
+
+            return SQLAlchemyCheckpointStore(url)
         case _:
             from agent_runtime.stores.postgres_url import shown_url
 
@@ -56,10 +64,19 @@ def open_store(url: str) -> CheckpointStore:
 
 def sqlite_path(url: str) -> str:
     """The path in a SQLite URL: `sqlite:///runs.db` is relative, `sqlite:////var/runs.db` is not."""
-    path = url.removeprefix("sqlite:///")
-    if path == url or not path or path == ":memory:":
+    scheme, mark, path = url.partition(":///")
+    if scheme == "sqlite+aiosqlite":
+        path = path.partition("?")[0]
+    elif scheme != "sqlite":
+        mark = ""
+    if not mark or not path or path.startswith((":memory:", "file:")):
         raise InvalidSetting(f"a SQLite store is sqlite:///PATH, found {url!r}; for one in memory use memory://")
     return path
+
+
+def file_at(url: str) -> str | None:
+    """The path of a store that is a file; None of one that is not."""
+    return sqlite_path(url) if url.startswith(("sqlite:", "sqlite+")) else None
 
 
 def __getattr__(name: str) -> Any:

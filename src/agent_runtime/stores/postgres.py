@@ -33,7 +33,7 @@ from agent_runtime.stores.postgres_batch import (
     runs_on,
 )
 from agent_runtime.stores.postgres_ear import ListeningEar, PollingEar
-from agent_runtime.stores.postgres_link import Connection, Link
+from agent_runtime.stores.postgres_link import Connection, Lender, Link
 from agent_runtime.stores.postgres_schema import Statements, check_session, set_up
 from agent_runtime.stores.postgres_url import check_names, place_of
 
@@ -82,17 +82,20 @@ class PostgresCheckpointStore(BatchStore):
         self._sql = Statements(schema, prefix, pooler=pooler)
         self._keys: dict[RunId, int] = {}
         self._is_set_up = False
-        self._link = Link(
-            url,
-            self._place,
-            pooler=pooler,
-            timeout_seconds=timeout_seconds,
-            greet=self._greet,
-            forget=self._keys.clear,  # another server may answer next
-        )
+        self._link = self._make_link()
 
     def __repr__(self) -> str:
         return f"PostgresCheckpointStore({self._place!r})"
+
+    def _make_link(self) -> Lender:
+        return Link(
+            self._url,
+            self._place,
+            pooler=self._pooler,
+            timeout_seconds=self._timeout,
+            greet=self._greet,
+            forget=self._keys.clear,  # another server may answer next
+        )
 
     # Writing.
 
@@ -184,7 +187,7 @@ class PostgresCheckpointStore(BatchStore):
         return [StoredMessage._make(row) for row in found]
 
     async def listen(self, ring: Callable[[], None]) -> Ear:
-        if self._pooler:
+        if self._pooler or not isinstance(self._link, Link):  # no session of ours stays one and the same
             return PollingEar(self._link, self._sql)
         return await ListeningEar.open(self._link, self._sql, self._place, ring)
 

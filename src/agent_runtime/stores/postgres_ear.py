@@ -12,7 +12,7 @@ from typing import Any
 from agent_runtime.errors import StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.stores.postgres_errors import translate
-from agent_runtime.stores.postgres_link import Connection, Link
+from agent_runtime.stores.postgres_link import Held, Lender, Link
 from agent_runtime.stores.postgres_schema import Statements
 
 _PAST_ALL = 2**63 - 1
@@ -23,7 +23,7 @@ class ListeningEar:
 
     every = float("inf")
 
-    def __init__(self, link: Link, connection: Connection, sql: Statements, place: str, ring: Callable[[], None]) -> None:
+    def __init__(self, link: Link, connection: Held, sql: Statements, place: str, ring: Callable[[], None]) -> None:
         self._link = link
         self._connection = connection
         self._sql = sql
@@ -77,7 +77,7 @@ class PollingEar:
 
     every = 0.2
 
-    def __init__(self, link: Link, sql: Statements) -> None:
+    def __init__(self, link: Lender, sql: Statements) -> None:
         self._link = link
         self._sql = sql
         self._low: int | None = None

@@ -22,7 +22,7 @@ CLOSE_SECONDS = 2.0
 APPLICATION = "agent-runtime"
 # For a session of our own. A plan is made once, perhaps while the tables are empty, and has to serve when they are full:
 # by index, row by row. What a frozen process holds locked is let go in time.
-_SETTINGS = {
+SETTINGS = {
     "application_name": APPLICATION,
     "client_min_messages": "warning",
     "default_transaction_isolation": "read committed",
@@ -38,13 +38,17 @@ _SETTINGS = {
 
 
 class Connection(Protocol):
-    """What we use of a connection of asyncpg."""
+    """What we use of a connection: that of asyncpg, or one that behaves so."""
 
     async def fetch(self, query: str, *args: object, timeout: float | None = None) -> list[Any]: ...
 
-    async def execute(self, query: str, *args: object, timeout: float | None = None) -> str: ...
+    async def execute(self, query: str, *args: object, timeout: float | None = None) -> object: ...
 
     def transaction(self, *, isolation: str | None = None, readonly: bool = False) -> AbstractAsyncContextManager[Any]: ...
+
+
+class Held(Connection, Protocol):
+    """A connection of asyncpg, as its link holds it."""
 
     def is_closed(self) -> bool: ...
 
@@ -55,6 +59,19 @@ class Connection(Protocol):
     async def add_listener(self, channel: str, callback: Callable[[Any, int, str, str], None]) -> None: ...
 
     def add_termination_listener(self, callback: Callable[[Any], None]) -> None: ...
+
+
+class Lender(Protocol):
+    """What a store asks of its connections."""
+
+    async def write(self, work: Callable[[Connection], Awaitable[T]]) -> T | None:
+        """What the work gave, once it is durable; None where nobody knows. Raises where nothing was written."""
+
+    async def read(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """What the work found."""
+
+    async def close(self) -> None:
+        """Let go of every connection."""
 
 
 class Link:
@@ -77,8 +94,8 @@ class Link:
         self._timeout = timeout_seconds
         self._greet = greet
         self._forget = forget
-        self._idle: list[Connection] = []
-        self._kept: list[Connection] = []
+        self._idle: list[Held] = []
+        self._kept: list[Held] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -120,13 +137,13 @@ class Link:
             self._take_back(connection, is_sound=True)
             return result
 
-    async def keep(self) -> Connection:
+    async def keep(self) -> Held:
         """A connection that nobody else is lent, until `part_with` or the end of the link."""
         connection = await self._greeted()
         self._kept.append(connection)
         return connection
 
-    async def part_with(self, connection: Connection) -> None:
+    async def part_with(self, connection: Held) -> None:
         """Close a connection that was kept."""
         if connection in self._kept:
             self._kept.remove(connection)
@@ -149,7 +166,7 @@ class Link:
         self._loop, self._idle = loop, []
         self._writes, self._reads = asyncio.Semaphore(WRITES_AT_ONCE), asyncio.Semaphore(READS_AT_ONCE)
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> Held:
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed():
@@ -157,7 +174,7 @@ class Link:
             self._forget()
         return await self._greeted()
 
-    async def _greeted(self) -> Connection:
+    async def _greeted(self) -> Held:
         if self._is_closed:
             raise StoreUnavailable(f"the store at {self._place} was closed; open another")
         connection = await self._connect()
@@ -174,33 +191,33 @@ class Link:
             raise
         return connection
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> Held:
         asyncpg = _driver()
-        options: dict[str, Any] = {"statement_cache_size": 0} if self._pooler else {"server_settings": _SETTINGS}
+        options: dict[str, Any] = {"statement_cache_size": 0} if self._pooler else {"server_settings": SETTINGS}
         try:
-            connection: Connection = await asyncpg.connect(
+            connection: Held = await asyncpg.connect(
                 self._url, timeout=self._timeout, command_timeout=self._timeout, max_cached_statement_lifetime=0, **options
             )
         except (asyncpg.InterfaceError, ValueError) as error:
             # Without its cause: the driver may quote the URL.
             raise InvalidSetting(f"{self._place}: the driver refuses the URL ({type(error).__name__}); correct it") from None
         except Exception as error:
-            raise _unreachable(error, self._place) from error
+            raise unreachable(error, self._place) from error
         return connection
 
-    def _take_back(self, connection: Connection, *, is_sound: bool) -> None:
+    def _take_back(self, connection: Held, *, is_sound: bool) -> None:
         if is_sound and not connection.is_closed() and not self._is_closed:
             self._idle.append(connection)
         else:
             self._drop(connection)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: Held) -> None:
         self._forget()
         with suppress(Exception):  # whatever state it is in, it is not used again
             connection.terminate()
 
 
-async def _close(connection: Connection) -> None:
+async def _close(connection: Held) -> None:
     with suppress(Exception):  # it is closed, one way or the other
         await connection.close(timeout=CLOSE_SECONDS)
 
@@ -215,7 +232,7 @@ def _driver() -> Any:
     return asyncpg
 
 
-def _unreachable(error: Exception, place: str) -> StoreUnavailable | StoreRefused:
+def unreachable(error: Exception, place: str) -> StoreUnavailable | StoreRefused:
     """Nothing was sent yet, so nothing was written, whatever it is."""
     if state_of(error) and fate_of(error) is Fate.REFUSED:
         refused = translate(error, place)

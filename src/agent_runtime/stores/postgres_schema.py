@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
+from typing import NamedTuple
 
 from agent_runtime.errors import ForeignStore, NewerFormat, ReadOnlyStore, StoreRefused
 from agent_runtime.stores.postgres_link import Connection
@@ -34,6 +35,17 @@ _LOCALLY_DURABLE = (
     "ELSE 'on' END, true) IS NOT NULL"
 )
 _DURABLE = ("on", "remote_apply")
+
+
+class Session(NamedTuple):
+    """What `read_session` tells."""
+
+    is_standby: bool
+    is_read_only: bool
+    synchronous_commit: str
+    isolation: str
+    encoding: str
+    version: int
 
 
 class Statements:
@@ -78,26 +90,28 @@ def _filled(text: str, names: dict[str, str]) -> str:
 
 async def check_session(connection: Connection, statements: Statements, place: str, *, pooler: bool) -> None:
     """Set what durability needs and read it back; refuse a server, a user or a database that does not let us have it."""
-    [session] = await connection.fetch(statements["read_session"])
-    if session["is_standby"] or session["is_read_only"]:
-        what = "a read replica" if session["is_standby"] else "read-only for this user (default_transaction_read_only)"
+    [found] = await connection.fetch(statements["read_session"])
+    session = Session._make(found)
+    if session.is_standby or session.is_read_only:
+        what = "a read replica" if session.is_standby else "read-only for this user (default_transaction_read_only)"
         raise ReadOnlyStore(f"{place} is {what}, and a store is written; name the primary server, or allow writing")
-    if session["encoding"] != "UTF8":
+    if session.encoding != "UTF8":
         raise StoreRefused(
-            f"{place} keeps text as {session['encoding']}, expected UTF8; create the database with ENCODING 'UTF8'"
+            f"{place} keeps text as {session.encoding}, expected UTF8; create the database with ENCODING 'UTF8'"
         )
-    if session["isolation"] != "read committed":
+    if session.isolation != "read committed":
         raise StoreRefused(
-            f"{place} gives sessions the isolation level {session['isolation']!r}, expected 'read committed'; "
+            f"{place} gives sessions the isolation level {session.isolation!r}, expected 'read committed'; "
             "ALTER ROLE … SET default_transaction_isolation = 'read committed'"
         )
-    if pooler or session["synchronous_commit"] in _DURABLE:
+    if pooler or session.synchronous_commit in _DURABLE:
         return  # behind a pooler no setting of a session lasts: each write sets it for itself
     await connection.execute("SET synchronous_commit = on")
-    [session] = await connection.fetch(statements["read_session"])
-    if session["synchronous_commit"] not in _DURABLE:
+    [found] = await connection.fetch(statements["read_session"])
+    session = Session._make(found)
+    if session.synchronous_commit not in _DURABLE:
         raise StoreRefused(
-            f"{place} has synchronous_commit={session['synchronous_commit']!r} although it was set to 'on': acknowledged "
+            f"{place} has synchronous_commit={session.synchronous_commit!r} although it was set to 'on': acknowledged "
             "writes would be lost; if a pooler stands before the server, open the store with pooler=True"
         )
 
@@ -122,7 +136,7 @@ async def _is_set_up(connection: Connection, statements: Statements, place: str)
     found = await connection.fetch(statements["find_columns"], statements.schema, list(names))
     if not found:
         return False
-    columns = {names[row["relname"]]: set(row["columns"]) for row in found}
+    columns = {names[name]: set(has) for name, has in found}
     newest = None
     if "format" in columns.get("store", ()):
         [[newest]] = await connection.fetch(statements["read_format"])

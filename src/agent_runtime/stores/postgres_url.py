@@ -10,18 +10,18 @@ SCHEMES = ("postgresql", "postgres")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]@,/]*)(:[0-9]+)?")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _NAME_OR_NOTHING = re.compile(f"({_NAME.pattern})?")
-_NAME_OR_NOTHING = re.compile(f"({_NAME.pattern})?")
 _LONGEST_NAME = 63
 _LONGEST_SUFFIX = len("checkpoints_pkey")
 
 
 def shown_url(url: str) -> str:
     """A store's URL as it may be printed: a password is left out, and so is everything that could be part of one."""
-    scheme, mark, _ = url.partition("://")
-    if scheme not in SCHEMES or not mark:
+    scheme, mark, rest = url.partition("://")
+    base, plus, driver = scheme.partition("+")  # of SQLAlchemy's URLs
+    if base not in SCHEMES or not mark:
         return url if "@" not in url else f"{scheme.partition('@')[0].partition(':')[0]}:…"
     try:
-        return place_of(url)
+        return f"{base}{plus}{driver}{place_of(f'{base}://{rest}').removeprefix(base)}"
     except InvalidSetting:
         return f"{scheme}://…"
 

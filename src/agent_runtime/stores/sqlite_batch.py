@@ -6,13 +6,12 @@ count of changed rows; then nothing of the batch may stand, and each append is l
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from itertools import chain
 
 from agent_runtime.journal.records import RecordKind, RunStatus, StoredRow
 from agent_runtime.journal.store import Append, Guard
-from agent_runtime.stores.sqlite_file import SQL
+from agent_runtime.stores.sqlite_file import SQL, Database
 
 _RUNNING, _FIRST_FINAL = int(RunStatus.RUNNING), int(RunStatus.DONE)
 
@@ -81,7 +80,7 @@ class Batch:
             self._turns.append((*turn, *changes(key, append, guard, self._uptime, self._now), guard.heartbeat_at))
         return True
 
-    def write(self, db: sqlite3.Connection) -> bool:
+    def write(self, db: Database) -> bool:
         """Write all of it; false where a guard did not hold. Then rows of others may have been written: roll back."""
         if not self._write_runs_on(db):
             return False
@@ -93,7 +92,7 @@ class Batch:
             db.executemany(SQL["keep_checkpoint"], self._checkpoints)
         return True
 
-    def _write_runs_on(self, db: sqlite3.Connection) -> bool:
+    def _write_runs_on(self, db: Database) -> bool:
         left = self._runs_on
         for size, statement in _APPEND_MANY.items():
             while len(left) >= size:

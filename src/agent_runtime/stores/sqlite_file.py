@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 from agent_runtime.errors import (
     AgentRuntimeError,
@@ -20,17 +22,91 @@ from agent_runtime.stores.statements import read_statements
 
 APPLICATION_ID = 0x41675274
 SCHEMA = 1
+BUSY_MS = 30_000
+"""How long a write waits for its turn."""
 
 SQL = read_statements("sqlite.sql")
 _TABLES = ("create_runs", "create_unfinished", "create_journal", "create_numbers", "create_checkpoints", "create_inbox")
+
+
+MOUNTS = "/proc/self/mounts"
+NETWORKS = {
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "fuse.ceph", "fuse.cephfs", "fuse.davfs2", "fuse.gcsfuse",
+    "fuse.glusterfs", "fuse.juicefs", "fuse.rclone", "fuse.s3fs", "fuse.smbnetfs", "fuse.sshfs", "glusterfs", "lustre",
+    "ncpfs", "nfs", "nfs4", "orangefs", "prl_fs", "smb3", "smbfs", "vboxsf",
+}  # fmt: skip
+"""Kinds of file systems whose files other hosts have open too, or that answer locks as if nobody else had."""
+WAL_RESET_FIXED_IN = ((3, 44, 6), (3, 50, 7), (3, 51, 3))
+"""Where the fault is mended that corrupts a log when connections checkpoint and write at once: of two older branches the
+release from which on it is, and the release from which on it is in all that follow."""
+
+
+class Cursor(Protocol):
+    """What we use of what a statement gives."""
+
+    @property
+    def rowcount(self) -> int: ...
+
+    def fetchone(self) -> Any: ...
+
+    def fetchall(self) -> Sequence[Any]: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Database(Protocol):
+    """What we use of a connection: that of `sqlite3`, or one that behaves so."""
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Cursor: ...
+
+    def executemany(self, sql: str, parameters: Sequence[Sequence[Any]], /) -> Cursor: ...
 
 
 class Busy(Exception):
     """Another connection is writing."""
 
 
+def has_wal_reset_fix(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> bool:
+    """Whether a SQLite writes and checkpoints a log from several connections without a known fault."""
+    return version >= WAL_RESET_FIXED_IN[-1] or any(
+        version[:2] == fixed[:2] and version >= fixed for fixed in WAL_RESET_FIXED_IN
+    )
+
+
+def file_system_of(path: str) -> str:
+    """The kind of file system that a file is on, or will be; empty where the system does not say."""
+    try:
+        with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:
+            mounted = [line.split()[1:3] for line in mounts]
+    except OSError:
+        return ""
+    place = os.path.realpath(path)
+    kind, longest = "", -1
+    for where, found in mounted:
+        above = _unescaped(where)
+        if len(above) >= longest and os.path.commonpath((above, place)) == above:
+            kind, longest = found, len(above)  # of those mounted on one place, the last is the one that is seen
+    return "" if (kind, longest) == ("9p", 1) else kind  # the whole disk of a sandbox may come so, and is its own
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+def refuse_network(path: str) -> None:
+    """Refuse a file that is not on this host's own disk, where that can be told."""
+    kind = file_system_of(path)
+    if kind in NETWORKS:
+        raise StoreRefused(
+            f"SQLite file {path!r} is on a file system of kind {kind}, which is no disk of this host: its locks, and the "
+            "memory that processes on a SQLite file share, do not reach other hosts, so that two of them would write over "
+            "each other; name a file on a local disk, or use a Postgres store for several hosts"
+        )
+
+
 def make_private(path: str) -> None:
     """The file, made with mode 0600 where there is none; SQLite gives its side files the same mode."""
+    refuse_network(path)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
@@ -42,7 +118,7 @@ def make_private(path: str) -> None:
         ) from error
 
 
-def set_up(db: sqlite3.Connection, path: str) -> None:
+def set_up(db: Database, path: str) -> None:
     """Make the tables in an empty file; refuse a file that is not ours; set and read back what durability needs."""
     db.execute("PRAGMA foreign_keys = OFF")
     db.execute("BEGIN")  # what tells our file from another's is read at one moment: somebody may be setting it up just now
@@ -66,7 +142,7 @@ def set_up(db: sqlite3.Connection, path: str) -> None:
         )
 
 
-def _is_set_up(db: sqlite3.Connection, path: str) -> bool:
+def _is_set_up(db: Database, path: str) -> bool:
     application, schema = _pragma(db, "application_id"), _pragma(db, "user_version")
     if application == APPLICATION_ID:
         assert isinstance(schema, int)
@@ -84,7 +160,7 @@ def _is_set_up(db: sqlite3.Connection, path: str) -> bool:
     return False
 
 
-def _pragma(db: sqlite3.Connection, name: str) -> object:
+def _pragma(db: Database, name: str) -> object:
     found: object = db.execute(f"PRAGMA {name}").fetchone()[0]
     return found
 
@@ -129,3 +205,8 @@ def translate(error: sqlite3.Error, path: str) -> AgentRuntimeError | Busy:
             )
         case _:
             return StoreUnavailable(f"SQLite file {path!r}: {error}; nothing was written")
+
+
+def lenient(text: bytes) -> str:
+    """Text of the file, whatever bytes it is: what somebody broke is for the seal of its own run to find."""
+    return text.decode("utf-8", "surrogateescape")

@@ -1,0 +1,66 @@
+"""The store over SQLAlchemy passes the contract, with each driver."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
+from agent_runtime.testing.store_contract import StoreContract
+from agent_runtime.testing.store_contract.crowds import Crowding
+from agent_runtime.testing.store_contract.messages import Posting
+from agent_runtime.testing.store_contract.writes import Batching, Writing
+from tests.servers import Pooler, Server, fresh_schema
+
+
+class TestByAsyncpg(StoreContract):
+    @pytest.fixture
+    async def store(self, one_postgres: Server) -> AsyncIterator[CheckpointStore]:
+        async with fresh_schema(one_postgres.url) as schema:
+            store = SQLAlchemyCheckpointStore(by("asyncpg", one_postgres.url), schema=schema)
+            yield store
+            await store.close()
+
+
+class TestByPsycopg(StoreContract):
+    @pytest.fixture
+    async def store(self, one_postgres: Server) -> AsyncIterator[CheckpointStore]:
+        async with fresh_schema(one_postgres.url) as schema:
+            store = SQLAlchemyCheckpointStore(by("psycopg", one_postgres.url), schema=schema)
+            yield store
+            await store.close()
+
+
+class Pooled(Writing, Batching, Crowding, Posting):
+    """What a pooler can spoil: writes, and many at once."""
+
+
+class TestByAsyncpgBehindAPooler(Pooled):
+    @pytest.fixture
+    async def store(self, pooler: Pooler) -> AsyncIterator[CheckpointStore]:
+        async with fresh_schema(pooler.url, pooler=True) as schema:
+            store = SQLAlchemyCheckpointStore(by("asyncpg", pooler.url), schema=schema, pooler=True)
+            yield store
+            await store.close()
+
+
+class TestByPsycopgBehindAPooler(Pooled):
+    @pytest.fixture
+    async def store(self, pooler: Pooler) -> AsyncIterator[CheckpointStore]:
+        async with fresh_schema(pooler.url, pooler=True) as schema:
+            store = SQLAlchemyCheckpointStore(by("psycopg", pooler.url), schema=schema, pooler=True)
+            yield store
+            await store.close()
+
+
+class TestByAiosqlite(StoreContract):
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[CheckpointStore]:
+        store = SQLAlchemyCheckpointStore(f"sqlite+aiosqlite:///{tmp_path}/runs.db")
+        yield store
+        await store.close()
+
+
+def by(driver: str, url: str) -> str:
+    return url.replace("postgresql:", f"postgresql+{driver}:", 1)
