@@ -46,6 +46,11 @@ class Wire(Protocol):
 class Lost(Exception):
     """Stands for the answer to a command of which nobody knows whether it was carried out."""
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it was waited for until the time was over."""
+        return isinstance(self.__cause__, TimeoutError)
+
 
 class Few(NamedTuple):
     """An answer to a write that fewer replicas have than were asked for."""
@@ -120,6 +125,8 @@ class Link:
         await self._enter_loop()
         async with self._reads:
             answers = await self._carry(commands, "")
+            if any(isinstance(answer, Lost) and not answer.is_late for answer in answers):
+                answers = await self._carry(commands, "")  # the connection had ended while nobody used it
         return self._told(answers)
 
     def _told(self, answers: list[Any]) -> list[Any]:
@@ -286,12 +293,11 @@ class Link:
         """Have the cluster's client learn again which node has which slot."""
         try:
             async with asyncio.timeout(2 * self._timeout):
-                await self._client.aclose()
-                await self._client.initialize()
+                # Its `initialize` would also ask for the arguments of every command there is, which takes long.
+                await self._client.nodes_manager.initialize()
         except Exception as error:
             client, self._client = self._client, None  # it may have forgotten all nodes it knew
-            with suppress(Exception):
-                await client.aclose()
+            await _close_client(client)
             if fate_of(error) is Fate.REFUSED:
                 raise translate(error, "the Redis cluster") from error
             raise StoreUnavailable(
@@ -363,8 +369,17 @@ class Link:
             idle, node.idle = node.idle, []
             await self._end(idle)
         if client is not None:
-            with suppress(Exception):
-                await client.aclose()
+            await _close_client(client)
+
+
+async def _close_client(client: Any) -> None:
+    """Only a cluster's has connections: those over which it asked who has what."""
+    manager = getattr(client, "nodes_manager", None)
+    with suppress(Exception):  # it is closed, one way or the other
+        if manager is not None:
+            await manager.aclose()
+            await manager.aclose("startup_nodes")
+        await client.aclose()
 
 
 async def _answer(wire: Wire) -> Any:

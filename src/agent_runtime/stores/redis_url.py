@@ -11,7 +11,7 @@ from agent_runtime.errors import InvalidSetting
 
 SCHEMES = ("redis", "rediss")
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-_OURS = ("prefix", "ttl_s", "wait_replicas", "cluster", "may_lose_writes")
+_OURS = ("prefix", "ttl_s", "wait_replicas", "cluster", "may_lose_writes", "timeout_seconds")
 _YES = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
@@ -105,4 +105,5 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "wait_replicas": _number,
     "cluster": _truth,
     "may_lose_writes": _truth,
+    "timeout_seconds": _seconds,
 }
