@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, sleep
@@ -115,6 +115,12 @@ class RedisServer:
             )  # fmt: skip
         self._wait()
 
+    def be_primary(self, port: int) -> None:
+        """Start what was a replica, as the primary that is found there now."""
+        self.port = port
+        self._options.pop("replicaof", None)
+        self.start()
+
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
@@ -142,7 +148,7 @@ class RedisServer:
                 with self.client() as client:
                     return client.execute_command(*words)
             except RedisError as error:
-                if "LOADING" not in str(error) and "loading" not in str(error) or monotonic() > give_up_at:
+                if ("LOADING" not in str(error) and "loading" not in str(error)) or monotonic() > give_up_at:
                     raise
                 sleep(0.01)
 
@@ -215,7 +221,7 @@ class RedisCluster:
         for node in self.nodes[1:]:
             node.tell("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
         for node in self.nodes:
-            until(lambda node=node: self._is_whole(node))
+            until(partial(self._is_whole, node))
 
     def _is_whole(self, node: RedisServer) -> bool:
         told = node.tell("CLUSTER", "INFO")

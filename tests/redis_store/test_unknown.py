@@ -31,8 +31,8 @@ from tests.postgres.test_unknown import (
     Trouble,
     Wired,
     assert_ends_undisturbed,
-    every_kind,
     eventually,
+    every_kind,
     on_the_wire,
     once_free,
 )

@@ -109,6 +109,11 @@ class RedisCheckpointStore(BatchStore):
         return f"RedisCheckpointStore({self._link.place!r}, prefix={self._keys.prefix!r})"
 
     @property
+    def prefix(self) -> str:
+        """What all keys of the store begin with."""
+        return self._keys.prefix
+
+    @property
     def may_lose_writes(self) -> bool:
         """Whether an acknowledged write can be lost in a power cut or a failover, by what the servers said when opened."""
         if self._declared is not None:

@@ -82,7 +82,10 @@ class Node:
             "socket_timeout": None,
             "socket_connect_timeout": timeout_seconds,
         }
-        return self._kind(**kept)
+        try:
+            return self._kind(**kept)
+        except TypeError as error:
+            raise InvalidSetting(f"{self.place}: the driver refuses an option of the client or its URL: {error}") from error
 
 
 class Link:

@@ -54,7 +54,7 @@ async def check_server(wire: Wire, place: str, said: Said, *, wait_replicas: int
     _check_version(facts, place)
     if facts.get("role", "master") != "master":
         raise refused_as_replica(place)
-    if facts.get("redis_mode") == "cluster" and not is_cluster:
+    if facts.get("cluster_enabled") == "1" and not is_cluster:
         raise StoreRefused(
             f"{place} is a node of a cluster; give the store a client for one, lambda: RedisCluster.from_url(…), or "
             "?cluster=yes in the URL"
@@ -144,9 +144,7 @@ def _say_what_may_be_lost(level: Level, place: str, said: Said, wait_replicas: i
                 "Set appendonly yes and appendfsync always"
             )
         case Level(fsync=None):
-            tell(
-                "does not tell its appendfsync (CONFIG is forbidden); unless it is always, a power cut loses what it acknowledged"
-            )
+            tell("does not tell its appendfsync (CONFIG is forbidden); unless it is always, a power cut loses some writes")
         case Level(fsync=fsync) if fsync != "always":
             lost = "the writes of its last second" if fsync == "everysec" else "whatever the system had not written"
             tell(f"has appendfsync {fsync}: a power cut loses {lost}, acknowledged as they are. Set appendfsync always")

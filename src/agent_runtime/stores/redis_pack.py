@@ -173,6 +173,8 @@ def unpack_records(packed: bytes) -> Iterator[StoredRecord]:
         body = call + call_size
         seal = body + body_size
         start = seal + seal_size
+        if start > len(packed):
+            raise ValueError(f"a record of {start - len(packed):,} bytes more than there are")
         yield StoredRecord(number, epoch, kind, _text(packed[call:body]), attempt, packed[body:seal], packed[seal:start])
 
 
