@@ -82,6 +82,7 @@ class RedisServer:
         self.log = self.folder / "log"
         self._program = program
         self._options = {"appendonly": "yes", "appendfsync": "always", "save": "", "repl_diskless_sync_delay": "0"} | options
+        self._words: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> RedisServer:
@@ -107,13 +108,23 @@ class RedisServer:
         (self.folder / "conf").write_text("\n".join(lines) + "\n")
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [self._program, self.folder / "conf"],
+                [self._program, self.folder / "conf", *self._words],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
                 env={"LC_ALL": "C", "PATH": os.environ.get("PATH", os.defpath)},
                 # Calls one function of C that was looked up before.
                 preexec_fn=_die_with_parent,  # noqa: PLW1509
             )  # fmt: skip
         self._wait()
+
+    @contextmanager
+    def sentinel(self, name: str) -> Iterator[RedisServer]:
+        """One that watches it under a name, and promotes a replica of it by itself."""
+        watcher = RedisServer(self._program)
+        watcher._options = {"sentinel": f"monitor {name} 127.0.0.1 {self.port} 1\nsentinel down-after-milliseconds {name} 500"}
+        watcher._words = ["--sentinel"]
+        with watcher:
+            until(lambda: watcher.tell("SENTINEL", "REPLICAS", name))
+            yield watcher
 
     def be_primary(self, port: int) -> None:
         """Start what was a replica, as the primary that is found there now."""

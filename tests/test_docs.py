@@ -164,10 +164,14 @@ def test_every_option_of_the_loop_is_listed_with_its_default() -> None:
     assert wrong == {}
 
 
-def test_every_option_of_the_postgres_store_is_listed_with_its_default() -> None:
-    options = dict(inspect.signature(stores.PostgresCheckpointStore).parameters)
+@pytest.mark.parametrize(
+    ("store", "page"),
+    [(stores.PostgresCheckpointStore, "docs/reference/postgres.md"), (stores.RedisCheckpointStore, "docs/reference/redis.md")],
+)
+def test_every_option_of_a_store_on_a_server_is_listed_with_its_default(store: type, page: str) -> None:
+    options = dict(inspect.signature(store).parameters)
     wanted = {name: option.default for name, option in options.items() if option.kind is option.KEYWORD_ONLY}
-    table = {cells[0].strip("`="): cells[1].strip("`") for cells in rows("docs/reference/postgres.md") if "=`" in cells[0]}
+    table = {cells[0].strip("`="): cells[1].strip("`") for cells in rows(page) if "=`" in cells[0]}
     assert set(table) == set(wanted)
     assert [name for name, told in table.items() if name != "clock" and told.replace('"', "'") != repr(wanted[name])] == []
 

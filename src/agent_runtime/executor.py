@@ -20,6 +20,7 @@ from agent_runtime.errors import (
     KeyConflict,
     NotSent,
     RecoveryNeedsDecision,
+    StoreRefused,
     UnknownTool,
     Unrecordable,
 )
@@ -99,6 +100,18 @@ class Siblings:
         self.has_doubt = False
 
 
+def _check_store(run: Run, tool: Tool) -> None:
+    """Refuse a call that could be made twice without anybody noticing, its record lost with a store that fails over."""
+    backing = run.backing
+    if tool.rule.may_repeat or backing.accept_lost_writes or not getattr(backing.store, "may_lose_writes", False):
+        return
+    raise StoreRefused(
+        f"tool {tool.name!r} has no repeat rule, and {backing.store!r} may lose writes that it acknowledged: after a failover "
+        "the call would be made again. Give the tool a rule (idempotent=, pure=), make the store durable as its page says, "
+        "or accept it: accept_lost_writes=True"
+    )
+
+
 class Executor:
     """Makes the tool calls of runs."""
 
@@ -116,6 +129,7 @@ class Executor:
             arguments = tool.check(recorded_args)
         except (UnknownTool, InvalidArguments) as error:
             return await _refuse(run, call, life, name, error, siblings)
+        _check_store(run, tool)
         attempts = _Attempts(run, call, tool, recorded_args, life, siblings)
         while True:
             if run.is_armed:

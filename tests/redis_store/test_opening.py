@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +34,8 @@ def own_server() -> Iterator[RedisServer]:
 @pytest.fixture
 def settings(own_server: RedisServer) -> Iterator[RedisServer]:
     yield own_server
-    for name, value in (("maxmemory-policy", "noeviction"), ("maxmemory", "0"), ("appendonly", "yes"), ("appendfsync", "always")):
+    usual = {"maxmemory-policy": "noeviction", "maxmemory": "0", "appendonly": "yes", "appendfsync": "always"}
+    for name, value in usual.items():
         own_server.tell("CONFIG", "SET", name, value)
     for user in ("worker", "nobody"):
         own_server.tell("ACL", "DELUSER", user)
@@ -53,7 +56,7 @@ async def test_a_server_that_evicts_is_refused_and_told_what_to_set(settings: Re
 async def test_a_replica_is_refused(settings: RedisServer) -> None:
     with settings.replica() as replica:
         async with fresh_store(replica) as store:
-            with pytest.raises(ReadOnlyStore, match="is a replica.*name the primary"):
+            with pytest.raises(ReadOnlyStore, match=r"is a replica.*name the primary"):
                 await store.now()
 
 
@@ -73,7 +76,7 @@ async def test_a_store_of_a_newer_format_is_refused_by_its_number(redis_server: 
         await opened(store)
         redis_server.tell("HSET", f"{store.prefix}:store", "format", "2")
         async with fresh_store(redis_server, prefix=store.prefix) as other:
-            with pytest.raises(NewerFormat, match="format 2.*knows 1"):
+            with pytest.raises(NewerFormat, match=r"format 2.*knows 1"):
                 await other.list_runs()
 
 
@@ -123,8 +126,27 @@ async def test_a_wrong_password_is_refused_and_not_shown(settings: RedisServer) 
 async def test_a_user_who_may_not_run_scripts_is_refused(settings: RedisServer) -> None:
     settings.tell("ACL", "SETUSER", "worker", "on", ">right", "~*", "+@all", "-@scripting")
     store = open_store(f"redis://worker:right@127.0.0.1:{settings.port}")
-    with pytest.raises(StoreRefused, match="NOPERM.*let this user run scripts"):
+    with pytest.raises(StoreRefused, match=r"NOPERM.*let this user run scripts"):
         await store.commit([Draft.of().open()])
+    await store.close()
+
+
+async def test_a_user_with_the_rights_that_the_page_lists_may_do_everything(settings: RedisServer) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "reference" / "redis.md").read_text()
+    [listed] = re.findall(r"(?s)A worker's user needs the commands (.+?)\n\n", page)
+    rights = [f"+{word.lower()}" for word in re.findall(r"`([A-Z|]+|@[a-z]+)`", listed)]
+    settings.tell("ACL", "SETUSER", "worker", "reset", "on", ">right", "~mine:*", *rights)
+    store = open_store(f"redis://worker:right@127.0.0.1:{settings.port}?prefix=mine&ttl_s=600&wait_replicas=0")
+    assert isinstance(store, RedisCheckpointStore)
+    draft = await opened(store)
+    draft = await land(store, draft, draft.add(b"one", checkpoint=b"state"))
+    assert (await store.renew(draft.run_id, guard=draft.guard)).kind is OK
+    assert (await store.post(draft.run_id, draft.message())).kind is OK
+    assert len(await store.inbox(draft.run_id)) == 1
+    assert len(await store.load_many([draft.run_id])) == len(await store.list_unfinished()) == 1
+    assert await store.repair() == 0
+    await store.now()
+    assert (await store.delete(draft.run_id, guard=draft.guard)).kind is OK
     await store.close()
 
 
@@ -160,7 +182,7 @@ def test_a_client_in_the_place_of_a_function_is_refused() -> None:
 
 
 async def test_a_function_that_makes_no_client_of_asyncio_is_refused() -> None:
-    for make in (lambda: redis.Redis(), lambda: object()):
+    for make in (redis.Redis, object):
         with pytest.raises(InvalidSetting, match=r"client of redis\.asyncio"):
             await RedisCheckpointStore(make).now()
 
@@ -257,9 +279,7 @@ async def test_a_server_that_hides_its_settings_is_said_to(settings: RedisServer
 async def test_a_client_that_retries_makes_no_store_that_does(redis_server: RedisServer) -> None:
     async with TcpProxy("127.0.0.1", redis_server.port) as proxy:
         retries = Retry(NoBackoff(), 10)
-        store = RedisCheckpointStore(
-            lambda: Redis(port=proxy.port, retry=retries, decode_responses=True), prefix="retries"
-        )
+        store = RedisCheckpointStore(lambda: Redis(port=proxy.port, retry=retries, decode_responses=True), prefix="retries")
         draft = await opened(store)
         append = draft.add(b"one")
         strike = proxy.strike(How.LOST, Way.TO_CLIENT, matching=append.row.head)

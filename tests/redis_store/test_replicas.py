@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from redis.asyncio.sentinel import Sentinel
 
-from agent_runtime import Reply, ToolCall, run_tool_loop
+from agent_runtime import Reply, ToolCall, recover_tool_loop, run_tool_loop
 from agent_runtime.clock import SYSTEM_CLOCK
-from agent_runtime.errors import CheckpointStoreCorrupt, StoreUnavailable
-from agent_runtime.journal.store import AnswerKind
+from agent_runtime.errors import CheckpointStoreCorrupt, ReadOnlyStore, StoreRefused, StoreUnavailable
+from agent_runtime.ids import RunId
+from agent_runtime.journal.records import StoredRun
+from agent_runtime.stores.redis import RedisCheckpointStore
 from agent_runtime.testing.script_model import ScriptModel
 from agent_runtime.testing.tcp_proxy import TcpProxy, Way
 from agent_runtime.tools import ToolRegistry
@@ -35,9 +39,7 @@ async def test_a_write_that_enough_replicas_have_is_ok(server: RedisServer) -> N
             assert store.may_lose_writes is False
 
 
-async def test_replicas_that_nobody_waits_for_may_lose_writes(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_replicas_that_nobody_waits_for_may_lose_writes(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     with server.replica():
         async with fresh_store(server) as store:
             await opened(store)
@@ -62,13 +64,17 @@ async def test_a_write_that_too_few_replicas_have_is_not_ok_until_they_do(server
             assert kinds(await store.commit([append])) == [OK]
 
 
-async def until_told(store, run_id):  # type: ignore[no-untyped-def]
+async def until_told(store: RedisCheckpointStore, run_id: RunId) -> StoredRun:
+    """The run, as soon as enough replicas have it."""
     async with asyncio.timeout(20):
         while True:
             try:
-                return await store.latest(run_id)
+                run = await store.latest(run_id)
             except StoreUnavailable:
                 await SYSTEM_CLOCK.sleep(0.02)
+            else:
+                assert run is not None
+                return run
 
 
 async def test_a_failover_that_lost_acknowledged_writes_stops_the_living_owner_as_corrupt(server: RedisServer) -> None:
@@ -128,4 +134,93 @@ async def test_what_a_failover_lost_is_told_to_the_owner_as_moved(server: RedisS
             if answers == [UNKNOWN]:  # over the connection to the server that is gone
                 answers = kinds(await store.commit([draft.add(b"next")]))
             assert answers == [MOVED]
-            assert AnswerKind.MOVED is MOVED
+
+
+async def test_a_store_behind_sentinel_goes_on_with_the_replica_that_was_promoted(server: RedisServer) -> None:
+    with server.replica() as replica, server.sentinel("runs") as watcher:
+        make: Any = Sentinel  # has no types
+        sentinel = make([("127.0.0.1", watcher.port)])
+        store = RedisCheckpointStore(lambda: sentinel.master_for("runs"), wait_replicas=1)
+        draft = await opened(store)
+        draft = await land(store, draft, draft.add(b"one"))
+        server.kill()
+        append = draft.add(b"two")
+        async with asyncio.timeout(30):
+            while replica.facts("replication")["role"] != "master":
+                await SYSTEM_CLOCK.sleep(0.02)
+        lone = RedisCheckpointStore(lambda: sentinel.master_for("runs"))
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    answers = kinds(await lone.commit([append]))
+                except (StoreUnavailable, ReadOnlyStore):
+                    answers = [UNKNOWN]
+                if answers != [UNKNOWN]:
+                    break
+                await SYSTEM_CLOCK.sleep(0.02)
+        assert answers == [OK]
+        run = await lone.latest(draft.run_id)
+        assert run is not None
+        assert run.row.number == 3
+        await store.close()
+        await lone.close()
+        for client in sentinel.sentinels:
+            await client.aclose()
+
+
+# What is not called where writes may be lost.
+
+
+def mailing() -> tuple[ScriptModel, ToolRegistry, list[str]]:
+    """A loop of one call of a tool without a repeat rule, one of a tool with one before it, and what they did."""
+    model = ScriptModel([Reply(tool_calls=[ToolCall("a", "look", {}), ToolCall("b", "mail", {})]), Reply("done")])
+    registry, acted = ToolRegistry(), list[str]()
+
+    @registry.tool(pure=True)
+    async def look() -> str:
+        acted.append("look")
+        return "seen"
+
+    @registry.tool
+    async def mail() -> str:
+        acted.append("mail")
+        return "sent"
+
+    return model, registry, acted
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[RedisServer]:
+    with RedisServer(redis_origins()[0].program, appendfsync="everysec") as own:
+        yield own
+
+
+async def test_a_tool_without_a_repeat_rule_is_not_called_where_writes_may_be_lost(forgetful: RedisServer) -> None:
+    model, registry, acted = mailing()
+    async with fresh_store(forgetful) as store:
+        with pytest.raises(StoreRefused, match=r"tool 'mail' has no repeat rule.*accept_lost_writes=True"):
+            await run_tool_loop(model, registry, "go", run_id="run-1", checkpoints=store, checkpoint_key=KEY)
+        assert acted in ([], ["look"])
+        acted.clear()
+        result = await recover_tool_loop(
+            model, registry, "run-1", checkpoints=store, checkpoint_key=KEY, accept_lost_writes=True
+        )
+        assert (result.status, result.output) == ("done", "done")
+        assert "mail" in acted
+
+
+async def test_it_is_called_where_that_is_accepted_or_the_store_is_declared_durable(forgetful: RedisServer) -> None:
+    for declared, accepted in ((None, True), (False, False)):
+        model, registry, acted = mailing()
+        async with fresh_store(forgetful, may_lose_writes=declared) as store:
+            await run_tool_loop(
+                model, registry, "go", run_id="run-1", checkpoints=store, checkpoint_key=KEY, accept_lost_writes=accepted
+            )
+        assert sorted(acted) == ["look", "mail"]
+
+
+async def test_it_is_called_on_a_server_that_flushes_every_write(server: RedisServer) -> None:
+    model, registry, acted = mailing()
+    async with fresh_store(server) as store:
+        await run_tool_loop(model, registry, "go", run_id="run-1", checkpoints=store, checkpoint_key=KEY)
+    assert sorted(acted) == ["look", "mail"]

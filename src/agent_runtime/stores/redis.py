@@ -94,6 +94,8 @@ class RedisCheckpointStore(BatchStore):
         self._ttl_ms = None if ttl_s is None else max(1, round(ttl_s * 1000))
         self._wait_replicas = wait_replicas
         self._declared = may_lose_writes
+        self.may_lose_writes = may_lose_writes is not False
+        """Whether a power cut or a failover can lose an acknowledged write, by what the servers said; true until they did."""
         self._timeout = timeout_seconds
         self._clock = clock
         self._keys = Keys(prefix)
@@ -112,13 +114,6 @@ class RedisCheckpointStore(BatchStore):
     def prefix(self) -> str:
         """What all keys of the store begin with."""
         return self._keys.prefix
-
-    @property
-    def may_lose_writes(self) -> bool:
-        """Whether an acknowledged write can be lost in a power cut or a failover, by what the servers said when opened."""
-        if self._declared is not None:
-            return self._declared
-        return not self._levels or any(level.may_lose_writes(self._wait_replicas) for level in self._levels.values())
 
     async def open(self) -> None:
         """Look at the servers, refuse what is no store of ours, and mark a new one. The first verb does so by itself."""
@@ -242,6 +237,7 @@ class RedisCheckpointStore(BatchStore):
             clock=self._clock,
         )
         again._is_set_up, again._said, again._levels = self._is_set_up, self._said, self._levels
+        again.may_lose_writes = self.may_lose_writes
         return again
 
     async def close(self) -> None:
@@ -381,6 +377,8 @@ class RedisCheckpointStore(BatchStore):
         self._levels[node.place] = await check_server(
             wire, node.place, self._said, wait_replicas=self._wait_replicas, is_cluster=link.is_cluster
         )
+        if self._declared is None:
+            self.may_lose_writes = any(level.may_lose_writes(self._wait_replicas) for level in self._levels.values())
 
     async def _look_at(self, node: Node) -> None:
         await self._link.read_on(node, plain(self._keys.mark, "PING"))

@@ -85,6 +85,8 @@ _QUOTED = re.compile(rf"(?:^|[\s-])({'|'.join(FATES)})(?=\s|$)")
 def code_of(error: BaseException) -> str:
     """The code that the server's reply began with; empty where the error is the driver's or the system's."""
     named = _CODES.get(type(error).__name__)
+    if named == "WRONGPASS" and "required" in str(error):
+        return "NOAUTH"
     if named is not None:
         return named
     if "max number of clients reached" in str(error):
