@@ -279,6 +279,8 @@ NODES = 3
 """Of a flow that is measured."""
 WITHOUT_SERVER = frozenset({"start", "size"})
 """Measured once, on SQLite: what they are about is not the store."""
+ON_REDIS = frozenset({"crowd", "load"})
+"""Measured on Redis: the others need a floor, or a meter of commits and bytes, that is not there."""
 
 
 def _row(

@@ -14,6 +14,10 @@ def file_in(folder: str) -> str:
 
 def store_in(folder: str, url: str) -> CheckpointStore:
     """The store at `url`; without one, a SQLite file in the folder. Imports only what it opens."""
+    if url.startswith("redis://"):
+        from agent_runtime.stores import open_store
+
+        return open_store(url)
     if url:
         from agent_runtime.stores.postgres import PostgresCheckpointStore
 
