@@ -149,6 +149,15 @@ async def test_a_loop_is_told_that_the_id_of_an_expired_run_was_used(redis_serve
             )
 
 
+async def test_a_run_that_goes_on_over_a_message_it_has_not_seen_stays_awake(store: RedisCheckpointStore) -> None:
+    draft = await full(store)
+    for append in (draft.add(b"two", seen=0), draft.after(draft.add(b"two", seen=0)).add(b"three", seen=1)):
+        await land(store, draft, append)
+        run = await store.latest(draft.run_id)
+        assert run is not None
+        assert (run.row.wake_at is None) is (append.seen == 1)
+
+
 # Half a run.
 
 
@@ -160,7 +169,7 @@ async def test_half_a_run_is_corrupt_and_never_empty(redis_server: RedisServer, 
     async with fresh_store(redis_server) as store:
         draft = await full(store)
         [key] = await keys_of(redis_server, store, f"*:{gone}:run-1")
-        redis_server.tell("DEL", key)
+        redis_server.tell("DEL", key, *await keys_of(redis_server, store, "*:runs"))
         assert kinds(await store.commit([Draft.of().open()])) == [FENCED]
         if gone == "row":
             for read in (store.latest, store.calls, lambda run_id: store.load_many([run_id])):
