@@ -13,10 +13,11 @@ from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.errors import CheckpointConflict, CheckpointStoreCorrupt
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RunStatus
+from agent_runtime.journal.seal import open_run
 from agent_runtime.stores.redis import RedisCheckpointStore
 from agent_runtime.stores.redis_pack import bucket_of
 from agent_runtime.testing.store_contract import Draft
-from agent_runtime.testing.store_contract.draft import BOB
+from agent_runtime.testing.store_contract.draft import BOB, RING, TENANT
 from tests.redis_servers import RedisServer
 from tests.redis_store.bench import FENCED, OK, fresh_store, keys_of, kinds, land, opened, store_on
 
@@ -163,9 +164,6 @@ async def test_a_run_that_goes_on_over_a_message_it_has_not_seen_stays_awake(sto
 
 @pytest.mark.parametrize("gone", ["row", "log", "state"])
 async def test_half_a_run_is_corrupt_and_never_empty(redis_server: RedisServer, gone: str) -> None:
-    from agent_runtime.journal.seal import open_run
-    from agent_runtime.testing.store_contract.draft import RING, TENANT
-
     async with fresh_store(redis_server) as store:
         draft = await full(store)
         [key] = await keys_of(redis_server, store, f"*:{gone}:run-1")
@@ -185,8 +183,6 @@ async def test_half_a_run_is_corrupt_and_never_empty(redis_server: RedisServer, 
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        ("row", ("HSET", "epoch", "many")),
-        ("row", ("HDEL", "step")),
         ("log", ("LSET", "0", "short")),
         ("log", ("LPUSH", b"\xff" * 60)),
         ("state", ("SET", "")),
@@ -200,6 +196,39 @@ async def test_what_somebody_edited_is_named_as_corrupt(
     redis_server.tell(change[0], key, *change[1:])
     with pytest.raises(CheckpointStoreCorrupt, match="run 'run-1'"):
         await store.load_many([draft.run_id])
+
+
+@pytest.mark.parametrize(
+    "change", [("HSET", "epoch", "many"), ("HDEL", "step"), ("HSET", "status", "8"), ("HSET", "name", b"\xff")]
+)
+async def test_a_row_that_somebody_edited_fails_its_seal_and_hides_no_other(
+    redis_server: RedisServer, store: RedisCheckpointStore, change: tuple[str | bytes, ...]
+) -> None:
+    draft = await full(store)
+    await opened(store, "other")
+    [key] = await keys_of(redis_server, store, "*:row:run-1")
+    redis_server.tell(change[0], key, *change[1:])
+    [run] = await store.load_many([draft.run_id])
+    assert run is not None
+    with pytest.raises(CheckpointStoreCorrupt):
+        open_run(RING, run, tenant=TENANT)
+    assert [row.run_id for row in await store.list_runs()] == ["other", "run-1"]
+
+
+async def test_a_run_that_was_copied_to_another_id_is_not_taken_for_that(
+    redis_server: RedisServer, store: RedisCheckpointStore
+) -> None:
+    draft = await full(store)
+    for key in await keys_of(redis_server, store, "*:*:run-1"):
+        kind = key.split(":")[-2]
+        redis_server.tell("COPY", key, f"{store.prefix}:{{{bucket_of('run-2'):02}}}:{kind}:run-2")
+    [run, copied] = await store.load_many([draft.run_id, RunId("run-2")])
+    assert run is not None
+    assert copied is not None
+    assert copied.row.run_id == "run-2"
+    open_run(RING, run, tenant=TENANT)
+    with pytest.raises(CheckpointStoreCorrupt):
+        open_run(RING, copied, tenant=TENANT)
 
 
 # Indexes.

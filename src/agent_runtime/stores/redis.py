@@ -310,7 +310,7 @@ class RedisCheckpointStore(BatchStore):
         row, state, records = found
         with _naming(run_id):
             checkpoint = None if state is None else unpack_state(state)
-            return StoredRun(unpack_row(row), checkpoint, tuple(unpack_records(records)))
+            return StoredRun(unpack_row(row, run_id), checkpoint, tuple(unpack_records(records)))
 
     async def _list(
         self, index: str, is_wanted: Callable[[StoredRow], bool], limit: int, after: RunId | None
@@ -346,8 +346,7 @@ class RedisCheckpointStore(BatchStore):
         wrong: list[str] = []
         for part, packed in zip(buckets.values(), await self._link.read(asked), strict=True):
             for run_id, each in zip(part, packed, strict=True):
-                with _naming(run_id):
-                    row = unpack_row(each) if each else None
+                row = unpack_row(each, run_id) if each else None
                 if row is not None:
                     rows.append(row)
                 if row is None or (index == "unfinished" and row.status >= RunStatus.DONE):
@@ -378,7 +377,7 @@ class RedisCheckpointStore(BatchStore):
             wire, node.place, self._said, wait_replicas=self._wait_replicas, is_cluster=link.is_cluster
         )
         if self._declared is None:
-            self.may_lose_writes = any(level.may_lose_writes(self._wait_replicas) for level in self._levels.values())
+            self.may_lose_writes = any(level.may_lose_writes(self._wait_replicas) for level in list(self._levels.values()))
 
     async def _look_at(self, node: Node) -> None:
         await self._link.read_on(node, plain(self._keys.mark, "PING"))

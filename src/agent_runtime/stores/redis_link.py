@@ -179,7 +179,13 @@ class Link:
         for attempt in range(TRIES):
             if pause:
                 await self._clock.sleep(pause)
-            await self._carry_once(commands, left, answers, sync)
+            try:
+                await self._carry_once(commands, left, answers, sync)
+            except AgentRuntimeError as error:
+                if len(left) == len(commands):
+                    raise
+                for place in left:  # of the others some may be written
+                    answers[place] = error
             fates = {place: fate_of(answers[place]) for place in left if isinstance(answers[place], Exception)}
             left = [place for place, fate in fates.items() if fate is Fate.UNLOADED or self._is_to_be_led_on(fate)]
             if not left:
@@ -197,8 +203,12 @@ class Link:
         await self._ready()
         shares: dict[Node, list[int]] = {}
         for place in places:
-            node = self._node_of(commands[place].key)
-            shares.setdefault(node, []).append(place)
+            try:
+                shares.setdefault(self._node_of(commands[place].key), []).append(place)
+            except Exception as error:  # no node has the slot just now
+                if fate_of(error) is Fate.UNKNOWN:
+                    raise
+                answers[place] = error
         if len(shares) == 1:
             [(node, share)] = shares.items()
             await self._carry_share(node, share, commands, answers, sync)
@@ -367,6 +377,7 @@ class Link:
         nodes, self._nodes = list(self._nodes.values()), {}
         client, self._client = self._client, None
         if self._loop is not asyncio.get_running_loop():
+            await self._end_at_once([wire for node in nodes for wire in node.idle])
             return
         for node in nodes:
             idle, node.idle = node.idle, []

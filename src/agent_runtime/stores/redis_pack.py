@@ -146,21 +146,26 @@ def bucket_of(run_id: str) -> int:
 # What comes back.
 
 
-def unpack_row(packed: bytes) -> StoredRow:
-    """A row as `select_run` gives it, with how long its owner has been silent."""
+def unpack_row(packed: bytes, run_id: str) -> StoredRow:
+    """The row of a run as `select_run` gives it, with how long its owner has been silent.
+
+    It is that run's, whoever put it there, and what is no number any more is -1: so its seal does not hold, and no other run
+    is hurt.
+    """
     values = []
     start = _ROW.size
     for size in _ROW.unpack_from(packed):
         values.append(packed[start : start + size])
         start += size
     (
-        run_id, form, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal, lease_ms, wake_at,
+        _, form, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal, lease_ms, wake_at,
         heartbeat_at, posted, created_at, updated_at, now_us,
     ) = values  # fmt: skip
     return StoredRow(
-        RunId(_text(run_id)), int(form), _text(key_id), _text(tenant), _text(kind), _text(name), int(status), int(step),
-        int(epoch), owner, int(number), head, int(attempts), seal, int(lease_ms), int(wake_at) if wake_at else None,
-        int(heartbeat_at), max(0, int(now_us) - int(heartbeat_at)) // 1000, int(posted), int(created_at), int(updated_at),
+        RunId(run_id), _number(form), _text(key_id), _text(tenant), _text(kind), _text(name), _number(status), _number(step),
+        _number(epoch), owner, _number(number), head, _number(attempts), seal, _number(lease_ms),
+        _number(wake_at) if wake_at else None, _number(heartbeat_at), max(0, int(now_us) - _number(heartbeat_at)) // 1000,
+        _number(posted), _number(created_at), _number(updated_at),
     )  # fmt: skip
 
 
@@ -208,7 +213,7 @@ def unpack_ids(packed: bytes) -> list[str]:
     while start < len(packed):
         [size] = _SIZE.unpack_from(packed, start)
         start += _SIZE.size
-        ids.append(_text(packed[start : start + size]))
+        ids.append(packed[start : start + size].decode(errors="replace"))  # what is no text is the id of no run
         start += size
     return ids
 
@@ -240,6 +245,13 @@ def _pack_record(record: StoredRecord) -> bytes:
 
 def _pack_state(checkpoint: StoredCheckpoint) -> bytes:
     return _STATE.pack(checkpoint.step, len(checkpoint.seal)) + checkpoint.seal + checkpoint.body
+
+
+def _number(value: bytes) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        return -1
 
 
 def _text(value: bytes) -> str:
