@@ -168,8 +168,8 @@ def test_a_prefix_that_could_stand_for_another_is_refused(prefix: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"ttl_s": 0}, {"ttl_s": -1}, {"ttl_s": float("nan")}, {"ttl_s": "60"}, {"wait_replicas": -1}, {"wait_replicas": 1.5},
-     {"timeout_seconds": 0}, {"timeout_seconds": float("inf")}],
+    [{"ttl_s": 0}, {"ttl_s": -1}, {"ttl_s": float("nan")}, {"ttl_s": "60"}, {"ttl_s": 1e12}, {"ttl_s": True},
+     {"wait_replicas": -1}, {"wait_replicas": 1.5}, {"timeout_seconds": 0}, {"timeout_seconds": float("inf")}],
 )  # fmt: skip
 def test_an_option_that_cannot_be_meant_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match=f"{next(iter(options))}="):

@@ -14,7 +14,6 @@ Rules of this file:
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -49,6 +48,8 @@ MOST_BEATS = 2_000
 MOST_LOADS = 64
 MOST_BYTES = 500 * 2**20
 """What one script may take: a value of a server ends at 512 MiB."""
+MOST_SECONDS = 100 * 365 * 86_400
+"""A time further away than a server counts to would stop a script in its middle."""
 PAGE = 500
 SYNC = "sync"
 _EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
@@ -85,9 +86,9 @@ class RedisCheckpointStore(BatchStore):
                 "RedisCheckpointStore(lambda: Redis.from_url(url))"
             )
         check_prefix(prefix)
-        _check_number("timeout_seconds", timeout_seconds, above=0)
+        _check_seconds("timeout_seconds", timeout_seconds)
         if ttl_s is not None:
-            _check_number("ttl_s", ttl_s, above=0)
+            _check_seconds("ttl_s", ttl_s)
         if type(wait_replicas) is not int or not 0 <= wait_replicas <= 100:
             raise InvalidSetting(f"wait_replicas= is a number from 0 to 100, found {wait_replicas!r}")
         self._make_client = make_client
@@ -401,9 +402,9 @@ def _undone(given: Any, place: str) -> AgentRuntimeError | None:
     return error
 
 
-def _check_number(name: str, value: object, *, above: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or not value > above:
-        raise InvalidSetting(f"{name}= is a number above {above}, found {value!r}")
+def _check_seconds(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MOST_SECONDS:
+        raise InvalidSetting(f"{name}= is a number of seconds above 0, at most {MOST_SECONDS:,}, found {value!r}")
 
 
 class _naming:

@@ -258,7 +258,7 @@ class Link:
         if not (self._wait_replicas and sync):
             return []
         key = f"{first.key[: first.key.index('}') + 1]}:{sync}"
-        wait_ms = f"{self._timeout * 500:.0f}"
+        wait_ms = f"{max(1, round(self._timeout * 500))}"  # 0 would be for ever
         return [plain(key, "SET", key, "1", "PX", "1000"), plain(key, "WAIT", f"{self._wait_replicas}", wait_ms)]
 
     def _judged(self, answers: list[Any], size: int) -> list[Any]:
