@@ -83,6 +83,10 @@ async def test_where_one_node_is_away_the_runs_of_the_others_go_on(cluster: Redi
     assert answers == [UNKNOWN if draft.run_id in lost else OK for draft in drafts]
     with pytest.raises(StoreUnavailable, match="does not answer"):
         await store.commit([append for append in appends if append.row.run_id in lost])
+    late = store_on(cluster.url, is_cluster=True, prefix=store.prefix)
+    [draft] = [draft for draft in drafts if draft.run_id not in lost][:1]
+    assert await late.latest(draft.run_id) is not None, "who comes while it is away works with the others"
+    await late.close()
     away.start()
     async with asyncio.timeout(20):
         while kinds(await store.commit(appends)) != [OK] * 60:  # it asks the others first whether it is still a master

@@ -123,6 +123,18 @@ async def test_a_wrong_password_is_refused_and_not_shown(settings: RedisServer) 
     await store.close()
 
 
+async def test_a_server_that_wants_a_password_is_refused_where_there_is_none(settings: RedisServer) -> None:
+    with settings.client() as admin:  # already let in
+        admin.ping()
+        settings.tell("CONFIG", "SET", "requirepass", "geheim")
+        try:
+            async with fresh_store(settings) as store:
+                with pytest.raises(StoreRefused, match="put user and password into the URL"):
+                    await store.now()
+        finally:
+            admin.execute_command("CONFIG", "SET", "requirepass", "")
+
+
 async def test_a_user_who_may_not_run_scripts_is_refused(settings: RedisServer) -> None:
     settings.tell("ACL", "SETUSER", "worker", "on", ">right", "~*", "+@all", "-@scripting")
     store = open_store(f"redis://worker:right@127.0.0.1:{settings.port}")

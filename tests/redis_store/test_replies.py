@@ -34,7 +34,7 @@ REPLIES = {
     "ASK 3999 127.0.0.1:6381": Fate.ELSEWHERE,
     "TRYAGAIN Multiple keys request during rehashing of slot": Fate.ELSEWHERE,
     "NOSCRIPT No matching script. Please use EVAL.": Fate.UNLOADED,
-    "NOAUTH Authentication required.": Fate.REFUSED,
+    "NOAUTH Authentication required.": Fate.ELSEWHERE,
     "WRONGPASS invalid username-password pair or user is disabled.": Fate.REFUSED,
     "NOPERM this user has no permissions to run the 'evalsha' command": Fate.REFUSED,
     "WRONGTYPE Operation against a key holding the wrong kind of value script: 3f2a": Fate.REFUSED,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -353,7 +354,8 @@ class RedisCheckpointStore(BatchStore):
                 if row is None or (index == "unfinished" and row.status >= RunStatus.DONE):
                     wrong.append(run_id)
         if wrong:
-            await self._link.write([self._keys.mend(run_id) for run_id in wrong])  # whether it succeeds changes no answer
+            with suppress(StoreUnavailable):  # it changes no answer, and the next list mends what is left
+                await self._link.write([self._keys.mend(run_id) for run_id in wrong])
         return sorted(rows)
 
     async def _scan(self, node: Node) -> Any:
@@ -381,7 +383,11 @@ class RedisCheckpointStore(BatchStore):
             self.may_lose_writes = any(level.may_lose_writes(self._wait_replicas) for level in list(self._levels.values()))
 
     async def _look_at(self, node: Node) -> None:
-        await self._link.read_on(node, plain(self._keys.mark, "PING"))
+        try:
+            await self._link.read_on(node, plain(self._keys.mark, "PING"))
+        except StoreUnavailable:
+            if not self._link.is_cluster:
+                raise  # of a cluster, the runs of the other nodes can be worked; this one is looked at when it is back
 
 
 def _answer_of(code: int, *, is_confirmed: bool = True) -> Answer:

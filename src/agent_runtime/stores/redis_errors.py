@@ -41,7 +41,7 @@ FATES = {
     "MAXCLIENTS": Fate.UNDONE,
     "MISCONF": Fate.UNDONE,  # the last snapshot or the append-only file could not be written
     "MOVED": Fate.ELSEWHERE,
-    "NOAUTH": Fate.REFUSED,
+    "NOAUTH": Fate.ELSEWHERE,  # what this connection showed holds no longer
     "NOPERM": Fate.REFUSED,
     "NOREPLICAS": Fate.UNDONE,
     "NOSCRIPT": Fate.UNLOADED,

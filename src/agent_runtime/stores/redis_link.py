@@ -351,7 +351,7 @@ class Link:
 
     async def _take_back(self, node: Node, wire: Wire, answers: list[Any]) -> None:
         leads_on = any(isinstance(answer, Exception) and fate_of(answer) is Fate.ELSEWHERE for answer in answers)
-        if self._is_closed or not wire.is_connected or (leads_on and not self.is_cluster):
+        if self._is_closed or not wire.is_connected or leads_on:
             await self._end_at_once([wire])  # the name of the server may lead to another by now
         else:
             node.idle.append(wire)
@@ -440,6 +440,8 @@ def _client_of(make_client: Callable[[], Any]) -> Any:
 
 def _unreachable(error: Exception, place: str) -> StoreUnavailable | StoreRefused:
     """Nothing was sent yet, so nothing was written, whatever it is."""
+    if code_of(error) == "NOAUTH":
+        return StoreRefused(f"{place} wants to know who asks ({first_line(error)}); put user and password into the URL")
     if fate_of(error) is Fate.REFUSED:
         refused = translate(error, place)
         if isinstance(refused, StoreRefused):

@@ -87,6 +87,8 @@ def _facts(info: Any, place: str) -> dict[str, str]:
     if isinstance(info, Exception):
         if code_of(info) in ("NOPERM", ""):
             return {}
+        if code_of(info) == "NOAUTH":
+            raise info  # whoever connects says what is missing
         raise translate(info, place) from info
     text = info.decode(errors="replace")
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line and not line.startswith("#"))
