@@ -6,7 +6,7 @@ MINUTES ?= 2
 STORE ?= postgres
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format sweep chaos bench pins clean
+.PHONY: help setup demo test check format contract sweep chaos bench pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -30,6 +30,9 @@ check: setup ## lint, formatting, types, and who imports whom
 format: setup ## format the code and mend what the linter can mend
 	$(PYTHON_IN_VENV) -m ruff check --fix .
 	$(PYTHON_IN_VENV) -m ruff format .
+
+contract: setup ## let a store pass the contract of all stores (STORE=postgres, redis, sqlite or memory)
+	$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS) tests/contract/test_$(STORE).py
 
 sweep: setup ## crash at every commit of a run and recover, on every store
 	$(PYTHON_IN_VENV) scripts/with_postgres.py $(PYTHON_IN_VENV) -m agent_runtime.testing.crash_sweep --postgres '{url}'

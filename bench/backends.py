@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.redis_servers import RedisServer, redis_origins
 from tests.servers import Server, own_origins
 
 SERVER_OPTIONS = {"shared_buffers": "512MB", "autovacuum_naptime": "1h"}
@@ -66,6 +67,33 @@ class PostgresBackend(Backend):
     def for_peers(self, *, fresh: bool) -> tuple[Sequence[str], Mapping[str, str]]:
         path = f"{self.server.bindir}{os.pathsep}{os.environ.get('PATH', os.defpath)}"  # where they find psql
         return ("--pg", self.server.url, *(["--fresh"] if fresh else [])), {"PATH": path}
+
+
+@dataclass(frozen=True)
+class RedisBackend(Backend):
+    """Redis: a number of the server's own, emptied afterwards."""
+
+    server: RedisServer
+    name = "Redis"
+    floors = "redis"
+
+    @property
+    def facts(self) -> str:
+        return f"Valkey {self.server.facts('server')['valkey_version']} over loopback with appendfsync always"
+
+    @contextmanager
+    def place(self) -> Iterator[dict[str, str]]:
+        try:
+            yield {"url": self.server.url}
+        finally:
+            self.server.tell("FLUSHALL")
+
+
+@contextmanager
+def redis_backend() -> Iterator[RedisBackend]:
+    """A server that flushes every write."""
+    with RedisServer(redis_origins()[0].program) as server:
+        yield RedisBackend(server)
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import agent_runtime
-from bench.backends import Backend, postgres_backend
-from bench.measures import MEASURES, WITH_SERVER_ALONE, WITHOUT_SERVER
+from bench.backends import Backend, RedisBackend, postgres_backend, redis_backend
+from bench.measures import MEASURES, ON_REDIS, WITH_SERVER_ALONE, WITHOUT_SERVER
 from bench.table import Row, between_marks, markdown
 from bench.turns import QUICK, TOP, Bench, Sizes
 
@@ -58,6 +58,8 @@ def _backends(stores: str, parent: Path | None) -> Iterator[list[Backend]]:
         backends = [Backend()] if stores in ("sqlite", "both") else []
         if stores in ("postgres", "both"):
             backends.append(stack.enter_context(postgres_backend(parent)))
+        if stores == "redis":
+            backends.append(stack.enter_context(redis_backend()))
         yield backends
 
 
@@ -74,6 +76,8 @@ def measure(bench: Bench, names: Sequence[str]) -> list[Row]:
     rows = []
     for name in names:
         if name in (WITH_SERVER_ALONE if bench.backend.name == Backend.name else WITHOUT_SERVER):
+            continue
+        if name not in ON_REDIS and bench.backend.name == RedisBackend.name:
             continue
         began = time.monotonic()
         rows += MEASURES[name](bench)
@@ -115,7 +119,9 @@ def file_system(path: Path) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench/run.py", description="Our speed beside the floor, in turns in one pass.")
     parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"which of {', '.join(MEASURES)}; all by default")
-    parser.add_argument("--store", choices=("sqlite", "postgres", "both"), default="both", help="what runs are kept in; both")
+    parser.add_argument(
+        "--store", choices=("sqlite", "postgres", "both", "redis"), default="both", help="what runs are kept in"
+    )
     parser.add_argument("--rounds", type=int, metavar="N", help=f"rounds of each measure, {ROUNDS} by default")
     parser.add_argument("--quick", action="store_true", help="less work and one round: to see that it runs, not how fast")
     parser.add_argument("--json", action="store_true", help="every figure of every round as JSON instead of the table")

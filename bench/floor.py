@@ -63,6 +63,10 @@ async def open_table(folder: str, url: str, *, grouped: bool, connections: int =
     """The table in the database at `url`; without one, in a SQLite file in the folder."""
     if not url:
         return SQLiteTable(file_in(folder), grouped=grouped)
+    if url.startswith("redis://"):
+        from bench.floor_redis import RedisTable
+
+        return await RedisTable(url).open()
     from bench.floor_postgres import PostgresTable
 
     return await PostgresTable(url, grouped=grouped, connections=connections).open()

@@ -316,6 +316,8 @@ WITHOUT_SERVER = frozenset({"start", "size"})
 WITH_SERVER_ALONE = frozenset({"sqlalchemy"})
 DRIVERS = ("asyncpg", "psycopg")
 """Of Postgres, through SQLAlchemy; the first is that of the native store."""
+ON_REDIS = frozenset({"crowd", "load"})
+"""Measured on Redis: the others need a floor, or a meter of commits and bytes, that is not there."""
 
 
 def _row(

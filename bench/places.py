@@ -18,6 +18,10 @@ def store_in(folder: str, url: str) -> CheckpointStore:
         from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
 
         return SQLAlchemyCheckpointStore(url)
+    if url.startswith("redis://"):
+        from agent_runtime.stores import open_store
+
+        return open_store(url)
     if url:
         from agent_runtime.stores.postgres import PostgresCheckpointStore
 

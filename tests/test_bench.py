@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from bench import scale
-from bench.backends import PostgresBackend, postgres_backend
+from bench.backends import PostgresBackend, postgres_backend, redis_backend
 from bench.command import as_json, as_text, file_system, machine_facts
 from bench.install import core_install
 from bench.job import Figures, work
-from bench.measures import MEASURES, WITH_SERVER_ALONE, WITHOUT_SERVER, run_again
+from bench.measures import MEASURES, ON_REDIS, WITH_SERVER_ALONE, WITHOUT_SERVER, run_again
 from bench.meter import LogPin, ServerMeter, file_bytes
 from bench.table import BEGIN_MARK, END_MARK, Goal, Row, Unit, at_least, at_most, between_marks, markdown, ours_is, written
 from bench.turns import TOP, Bench, Sizes, ask_process
@@ -74,6 +74,13 @@ def test_every_measure_of_a_store_runs_on_postgres_and_leaves_no_database_behind
 ) -> None:
     check_measure(name, replace(tiny, backend=on_postgres), tmp_path)
     assert on_postgres.server.sql("SELECT datname FROM pg_database WHERE NOT datistemplate") == "postgres"
+
+
+@pytest.mark.parametrize("name", sorted(ON_REDIS))
+def test_a_measure_of_redis_runs_beside_the_least_that_is_guarded_there(name: str, tiny: Bench, tmp_path: Path) -> None:
+    with redis_backend() as backend:
+        check_measure(name, replace(tiny, backend=backend), tmp_path)
+        assert backend.server.tell("DBSIZE") == 0
 
 
 def check_measure(name: str, bench: Bench, tmp_path: Path) -> None:

@@ -165,7 +165,12 @@ def test_every_option_of_the_loop_is_listed_with_its_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("store", "page"), [(stores.PostgresCheckpointStore, "postgres"), (stores.SQLAlchemyCheckpointStore, "sqlalchemy")]
+    ("store", "page"),
+    [
+        (stores.PostgresCheckpointStore, "postgres"),
+        (stores.SQLAlchemyCheckpointStore, "sqlalchemy"),
+        (stores.RedisCheckpointStore, "redis"),
+    ],
 )
 def test_every_option_of_a_store_with_a_page_is_listed_with_its_default(store: type, page: str) -> None:
     options = dict(inspect.signature(store).parameters)

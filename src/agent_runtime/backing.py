@@ -33,6 +33,7 @@ def make_backing(
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     max_attempts: int = MAX_ATTEMPTS,
     stuck_after: float | None = None,
+    accept_lost_writes: bool = False,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
     offload: Offload = SYSTEM_OFFLOAD,
@@ -41,7 +42,7 @@ def make_backing(
     store, ring = _store_and_ring(checkpoints, checkpoint_key)
     backing = Backing(
         store, ring, tenant, namespace, _mode(commits), lease_seconds, heartbeat_seconds, sinks, crash, clock, entropy,
-        offload, max_attempts, stuck_after,
+        offload, max_attempts, stuck_after, accept_lost_writes,
     )  # fmt: skip
     check_terms(backing)
     return backing

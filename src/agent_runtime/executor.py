@@ -16,12 +16,14 @@ from agent_runtime.asking import Ask, CallPaused, Gate, Passed, Stopped, must_as
 from agent_runtime.clock import milliseconds
 from agent_runtime.crash import CrashPoint
 from agent_runtime.doubts import FORGOTTEN, MOST_UNRECORDABLE, make_doubt
+from agent_runtime.endings import Ending, answer_body, error_body, read_ending, result_body
 from agent_runtime.errors import (
     CheckpointStoreCorrupt,
     Doubt,
     InvalidArguments,
     NotSent,
     RecoveryNeedsDecision,
+    StoreRefused,
     UnknownTool,
     Unrecordable,
     VerdictRefused,
@@ -37,19 +39,6 @@ from agent_runtime.settlements import Asked, read_asked
 from agent_runtime.side_by_side import is_being_cancelled
 from agent_runtime.tools import CALL_KEY, Tool, ToolRegistry
 from agent_runtime.transport import find_conflict, is_transport
-
-_RESULT = b'{"result":'
-_ERROR = b'{"error":'
-
-
-class Ending(NamedTuple):
-    """How a call ended: with a value, or with an error that is the tool's answer."""
-
-    value: Any = None
-    error_type: str | None = None
-    error: str = ""
-    text: str = ""
-    """The same as the model sees it."""
 
 
 class CallInDoubt(Exception):
@@ -116,6 +105,18 @@ class Siblings:
         self.has_doubt = False
 
 
+def _check_store(run: Run, tool: Tool) -> None:
+    """Refuse a call that could be made twice without anybody noticing, its record lost with a store that fails over."""
+    backing = run.backing
+    if tool.rule.may_repeat or backing.accept_lost_writes or not getattr(backing.store, "may_lose_writes", False):
+        return
+    raise StoreRefused(
+        f"tool {tool.name!r} has no repeat rule, and {backing.store!r} may lose writes that it acknowledged: after a failover "
+        "the call would be made again. Give the tool a rule (idempotent=, pure=), make the store durable as its page says, "
+        "or accept it: accept_lost_writes=True"
+    )
+
+
 class Executor:
     """Makes the tool calls of runs."""
 
@@ -140,6 +141,7 @@ class Executor:
             return await _refuse(run, call, life, name, error, siblings)
         if life is not None and life.state in IN_DOUBT and not tool.rule.may_repeat:
             raise CallInDoubt(_doubt(run, life, name, "it was started and has no ending, and nobody has decided about it"))
+        _check_store(run, tool)
         passed = await self._ask(run, call, tool, recorded_args, life) if must_ask(tool, life, recorded_args) else None
         if isinstance(passed, Stopped):
             return await _answer(run, call, tool.name, passed.error, siblings)
@@ -199,7 +201,7 @@ async def _refuse(
         return await _answer(run, call, name, denial(verdict), siblings)
     if life is not None and life.state is not CallState.NEW:
         raise CallInDoubt(_doubt(run, life, name, f"its tool no longer takes it: {error}"), error) from error
-    body = _error_body(error)
+    body = error_body(error)
     told = {"call": call, "tool": name, "attempt": 0, "error": _named(error)}
     if note_ending(run, call, 0, body, siblings, told):
         await run.barrier()
@@ -208,7 +210,7 @@ async def _refuse(
 
 async def _answer(run: Run, call: CallId, name: str, error: Mapping[str, str], siblings: Siblings) -> Ending:
     """A call that does not go out, with why: a person's words may hold what no request can."""
-    body = _ERROR + codec.encode(codec.readable(dict(error))) + b"}"
+    body = answer_body(error["type"], error["message"])
     told = {"call": call, "tool": name, "attempt": 0, "error": f"{error['type']}: {error['message']}"}
     if note_ending(run, call, 0, body, siblings, told):
         await run.barrier()
@@ -288,10 +290,10 @@ class _Attempts:
         """What an attempt that ended the call is recorded as; why it cannot be; or None where it has not ended the call."""
         if isinstance(outcome, Returned):
             try:
-                return _RESULT + self.tool.result.encode(outcome.value) + b"}"
+                return result_body(self.tool, outcome.value)
             except Unrecordable as error:
                 return error.named(self.tool.name)
-        return _error_body(outcome.error) if isinstance(outcome, Answered) else None
+        return error_body(outcome.error) if isinstance(outcome, Answered) else None
 
     async def without_ending(self, outcome: Came, trouble: Unrecordable | None) -> bytes | None:
         """What to record of an attempt that has not ended its call; None where it is to be tried again."""
@@ -304,9 +306,9 @@ class _Attempts:
                 await self._note_unrecordable(trouble)
                 return None
             case Unsent(error):
-                self.run.note(RecordKind.UNSENT, self.call, self.attempt, _error_body(error))
+                self.run.note(RecordKind.UNSENT, self.call, self.attempt, error_body(error))
                 if self.tries_left <= 0:
-                    return _error_body(error)
+                    return error_body(error)
                 await self.run.barrier()
                 return None
             case Unknown(why, error, on_thread):
@@ -326,7 +328,7 @@ class _Attempts:
     async def _note_unrecordable(self, error: Unrecordable) -> None:
         """It happened, and what it gave cannot be stored: in doubt, and never forgotten."""
         self.unrecordable += 1
-        self.run.note(RecordKind.UNRECORDABLE, self.call, self.attempt, _error_body(error))
+        self.run.note(RecordKind.UNRECORDABLE, self.call, self.attempt, error_body(error))
         await self.run.barrier()
         self._announce_doubt(str(error))
         if not self._may_repeat() or self.unrecordable >= MOST_UNRECORDABLE:
@@ -443,37 +445,6 @@ def _after(tool: Tool, error: BaseException, job: Job[Any] | None, *, is_late: b
     if not tool.rule.may_repeat or is_transport(error):
         return Unknown(_why_unknown(error), error)
     return Answered(error)
-
-
-def read_ending(body: bytes, tool: Tool | None, *, is_settled: bool = False) -> Ending:
-    """The ending that a `done` record holds. Without its tool, the value is plain data.
-
-    `is_settled`: somebody else than the tool says what it gave. Where that is none of the declared type it is plain data,
-    too: the run goes on, and whoever takes the value judges it, as a flow's state does.
-    """
-    if body.startswith(_RESULT):
-        data = body[len(_RESULT) : -1]
-        if tool is None or tool.result.is_plain or (is_settled and not tool.result.fits(data)):
-            value = codec.decode(data)
-            return Ending(value, text=codec.readable(value) if type(value) is str else _text(data))
-        return Ending(tool.result.decode(data), text=_text(data))
-    error = codec.decode(body)["error"]
-    return Ending(None, error["type"], error["message"], f"error: {error['type']}: {error['message']}")
-
-
-def _text(data: bytes) -> str:
-    """A result as the model sees it: text as it is, other data as JSON.
-
-    A lone surrogate, which no request can hold, is shown as U+FFFD; the recorded result keeps it.
-    """
-    if not data.startswith(b'"'):
-        return data.decode() if b"\\ud" not in data else codec.encode_readable(codec.readable(codec.decode(data)))
-    return str(codec.readable(codec.decode(data)))
-
-
-def _error_body(error: BaseException) -> bytes:
-    message = str(error).encode("utf-8", "replace").decode()
-    return _ERROR + codec.encode({"type": type(error).__name__, "message": message[:10_000]}) + b"}"
 
 
 def _named(error: BaseException) -> str:

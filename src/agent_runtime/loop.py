@@ -13,16 +13,15 @@ from agent_runtime import codec
 from agent_runtime.approvals import ApprovalRequest
 from agent_runtime.asking import CallPaused
 from agent_runtime.crash import CrashPoint
+from agent_runtime.endings import Ending, read_ending
 from agent_runtime.errors import (
     StepLimitReached,
 )
 from agent_runtime.executor import (
     CallInDoubt,
-    Ending,
     Executor,
     Siblings,
     pause,
-    read_ending,
     stop_in_doubt,
 )
 from agent_runtime.ids import RunId, is_reply, reply_call, tool_call

@@ -86,6 +86,8 @@ class Backing(NamedTuple):
     offload: Offload = SYSTEM_OFFLOAD
     max_attempts: int = MAX_ATTEMPTS
     stuck_after: float | None = None
+    accept_lost_writes: bool = False
+    """Whether tools without a repeat rule run although the store may lose what it acknowledged."""
 
     @property
     def lease_ms(self) -> int:

@@ -76,6 +76,7 @@ async def run_tool_loop(
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     max_attempts: int = MAX_ATTEMPTS,
     stuck_after: float | None = None,
+    accept_lost_writes: bool = False,
     crash: CrashPlan = UNARMED,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
@@ -112,7 +113,7 @@ async def run_tool_loop(
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
-        clock=clock, entropy=entropy, offload=offload,
+        accept_lost_writes=accept_lost_writes, clock=clock, entropy=entropy, offload=offload,
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id if run_id is not None else entropy.draw(16).hex())
@@ -151,6 +152,7 @@ async def recover_tool_loop(
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     max_attempts: int = MAX_ATTEMPTS,
     stuck_after: float | None = None,
+    accept_lost_writes: bool = False,
     crash: CrashPlan = UNARMED,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
@@ -171,7 +173,7 @@ async def recover_tool_loop(
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
-        clock=clock, entropy=entropy, offload=offload,
+        accept_lost_writes=accept_lost_writes, clock=clock, entropy=entropy, offload=offload,
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id)

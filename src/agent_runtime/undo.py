@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from agent_runtime import codec
 from agent_runtime.doubts import Decider, RerunInDoubt, make_doubt
+from agent_runtime.endings import read_ending
 from agent_runtime.errors import CheckpointConflict, CheckpointNotFound, RecoveryNeedsDecision
-from agent_runtime.executor import CallInDoubt, Executor, Siblings, read_ending, stop_in_doubt
+from agent_runtime.executor import CallInDoubt, Executor, Siblings, stop_in_doubt
 from agent_runtime.ids import MAX_RUN_ID, CallId, RunId, check_run_id, digest_id, is_reply
 from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife

@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel, field_serializer
 
 from agent_runtime.crash import CrashPoint
+from agent_runtime.endings import read_ending
 from agent_runtime.errors import RecoveryNeedsDecision, ToolError, Unrecordable
-from agent_runtime.executor import read_ending
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RecordKind
 from agent_runtime.messages import Message

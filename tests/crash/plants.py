@@ -13,7 +13,8 @@ from agent_runtime import asking, codec, doubts, lease, recovery
 from agent_runtime.approvals import ApprovalRequest, Decision, Verdict
 from agent_runtime.asking import Gate, Passed
 from agent_runtime.doubts import Case, Decisions
-from agent_runtime.executor import Ending, Executor, Siblings
+from agent_runtime.endings import Ending
+from agent_runtime.executor import Executor, Siblings
 from agent_runtime.flow.calls import Calls
 from agent_runtime.flow.saved import Keeper
 from agent_runtime.ids import CallId

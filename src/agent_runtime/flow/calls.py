@@ -20,8 +20,9 @@ from agent_runtime import codec
 from agent_runtime.approvals import NOT_AGREED, WITHDRAWN, ApprovalRequest
 from agent_runtime.asking import CallPaused
 from agent_runtime.doubts import make_doubt
+from agent_runtime.endings import Ending
 from agent_runtime.errors import CallFailed, FlowError, InvalidArguments, UnknownTool, Unrecordable
-from agent_runtime.executor import CallInDoubt, Ending, Executor, Siblings
+from agent_runtime.executor import CallInDoubt, Executor, Siblings
 from agent_runtime.ids import CallId, RunId
 from agent_runtime.journal.records import RecordKind
 from agent_runtime.journal.replay import CallLife

@@ -99,6 +99,7 @@ class FlowRunner:
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         max_attempts: int = MAX_ATTEMPTS,
         stuck_after: float | None = None,
+        accept_lost_writes: bool = False,
         crash: CrashPlan = UNARMED,
         clock: Clock = SYSTEM_CLOCK,
         entropy: Entropy = SYSTEM_ENTROPY,
@@ -119,7 +120,7 @@ class FlowRunner:
         self._backing = make_backing(
             checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
             lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts,
-            stuck_after=stuck_after, clock=clock, entropy=entropy, offload=offload,
+            stuck_after=stuck_after, accept_lost_writes=accept_lost_writes, clock=clock, entropy=entropy, offload=offload,
         )  # fmt: skip
 
     async def run(self, flow: Flow[S], state: S, *, run_id: str | None = None, ctx: RunContext | None = None) -> FlowResult[S]:

@@ -170,6 +170,8 @@ class AtOnce(Protocol):
 class Store(ABC):
     """Inherit from this: eleven verbs to write, and the rest is correct, if not yet fast."""
 
+    may_lose_writes: bool = False
+    """Whether what it acknowledged can be gone later: then a tool without a repeat rule is called only if that is accepted."""
     lanes: int = 1
     """How many `commit`s it gains by carrying at the same time. They never share a run."""
 

@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from agent_runtime.journal.store import CheckpointStore
     from agent_runtime.stores.memory import MemoryCheckpointStore
     from agent_runtime.stores.postgres import PostgresCheckpointStore
+    from agent_runtime.stores.redis import RedisCheckpointStore
     from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
     from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 
 __all__ = [
     "MemoryCheckpointStore",
     "PostgresCheckpointStore",
+    "RedisCheckpointStore",
     "SQLAlchemyCheckpointStore",
     "SQLiteCheckpointStore",
     "file_at",
@@ -27,6 +29,7 @@ __all__ = [
 _HOMES = {
     "MemoryCheckpointStore": "memory",
     "PostgresCheckpointStore": "postgres",
+    "RedisCheckpointStore": "redis",
     "SQLAlchemyCheckpointStore": "sqlalchemy",
     "SQLiteCheckpointStore": "sqlite",
     "shown_url": "postgres_url",
@@ -34,7 +37,7 @@ _HOMES = {
 
 
 def open_store(url: str) -> CheckpointStore:
-    """The store at a URL: `sqlite:///runs.db`, `postgresql://…` or `memory://`; imports only the backend asked for."""
+    """The store at a URL: `sqlite:///runs.db`, `postgresql://…`, `redis://…` or `memory://`; imports only the backend."""
     scheme = url.split(":", 1)[0]
     match scheme:
         case "memory" if url == "memory://":
@@ -53,12 +56,18 @@ def open_store(url: str) -> CheckpointStore:
             from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
 
             return SQLAlchemyCheckpointStore(url)
+        case "redis" | "rediss":
+            from agent_runtime.stores.redis import RedisCheckpointStore
+            from agent_runtime.stores.redis_url import make_client, take_apart
+
+            address = take_apart(url)
+            return RedisCheckpointStore(make_client(address.url, is_cluster=address.is_cluster), **address.options)
         case _:
             from agent_runtime.stores.postgres_url import shown_url
 
             raise InvalidSetting(
-                f"a store is sqlite:///PATH, postgresql://USER@HOST/DATABASE or memory://, found {shown_url(url)!r}; set "
-                "DATABASE_URL to one of these"
+                f"a store is sqlite:///PATH, postgresql://USER@HOST/DATABASE, redis://HOST:PORT or memory://, found "
+                f"{shown_url(url)!r}; set DATABASE_URL to one of these"
             )
 
 

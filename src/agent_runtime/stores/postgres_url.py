@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from agent_runtime.errors import InvalidSetting
+from agent_runtime.stores.redis_url import SCHEMES as REDIS_SCHEMES
+from agent_runtime.stores.redis_url import place_of as redis_place_of
 
 SCHEMES = ("postgresql", "postgres")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]@,/]*)(:[0-9]+)?")
@@ -17,6 +19,8 @@ _LONGEST_SUFFIX = len("checkpoints_pkey")
 def shown_url(url: str) -> str:
     """A store's URL as it may be printed: a password is left out, and so is everything that could be part of one."""
     scheme, mark, rest = url.partition("://")
+    if scheme in REDIS_SCHEMES and mark:
+        return redis_place_of(url)
     base, plus, driver = scheme.partition("+")  # of SQLAlchemy's URLs
     if base not in SCHEMES or not mark:
         return url if "@" not in url else f"{scheme.partition('@')[0].partition(':')[0]}:…"
