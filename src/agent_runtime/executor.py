@@ -105,15 +105,12 @@ class Siblings:
         self.has_doubt = False
 
 
-def _check_store(run: Run, tool: Tool) -> None:
+def _refuse_store(run: Run, tool: Tool) -> NoReturn:
     """Refuse a call that could be made twice without anybody noticing, its record lost with a store that fails over."""
-    backing = run.backing
-    if tool.rule.may_repeat or backing.accept_lost_writes or not getattr(backing.store, "may_lose_writes", False):
-        return
     raise StoreRefused(
-        f"tool {tool.name!r} has no repeat rule, and {backing.store!r} may lose writes that it acknowledged: after a failover "
-        "the call would be made again. Give the tool a rule (idempotent=, pure=), make the store durable as its page says, "
-        "or accept it: accept_lost_writes=True"
+        f"tool {tool.name!r} has no repeat rule, and {run.backing.store!r} may lose writes that it acknowledged: after a "
+        "failover the call would be made again. Give the tool a rule (idempotent=, pure=), make the store durable as its page "
+        "says, or accept it: accept_lost_writes=True"
     )
 
 
@@ -141,12 +138,14 @@ class Executor:
             return await _refuse(run, call, life, name, error, siblings)
         if life is not None and life.state in IN_DOUBT and not tool.rule.may_repeat:
             raise CallInDoubt(_doubt(run, life, name, "it was started and has no ending, and nobody has decided about it"))
-        _check_store(run, tool)
-        passed = await self._ask(run, call, tool, recorded_args, life) if must_ask(tool, life, recorded_args) else None
-        if isinstance(passed, Stopped):
-            return await _answer(run, call, tool.name, passed.error, siblings)
-        if passed is not None:
-            recorded_args, arguments = passed.recorded, passed.arguments
+        if run.may_lose_writes and not tool.rule.may_repeat:
+            _refuse_store(run, tool)
+        passed: Passed | None = None
+        if (life is not None or tool.approval is not None) and must_ask(tool, life, recorded_args):
+            came = await self._ask(run, call, tool, recorded_args, life)
+            if isinstance(came, Stopped):
+                return await _answer(run, call, tool.name, came.error, siblings)
+            passed, recorded_args, arguments = came, came.recorded, came.arguments
         return await self._act(run, call, tool, arguments, _Attempts(run, call, tool, recorded_args, life, siblings, passed))
 
     async def _ask(self, run: Run, call: CallId, tool: Tool, recorded_args: bytes, life: CallLife | None) -> Passed | Stopped:
@@ -255,21 +254,30 @@ class _Attempts:
         self.recorded_args = recorded_args
         self.key = run.key(call)
         self.asked = _asked(tool, recorded_args)
-        self.ends = b"" if passed is None else passed.granted
-        if tool.settles_seconds:
-            self.ends += b',"settles":%d' % (tool.settles_seconds * 1000)
-        self.is_started = passed is not None and passed.is_started
+        self.ends = tool.recorded_settling
+        self.is_started = self.is_unsure = False
+        self.first_ms: int | None = None
         self.began = 0.0
-        self.started_ms = 0
-        self.is_unsure = life is not None and (life.is_unsure or life.state in IN_DOUBT)
-        self.first_ms = read_asked(life.first_asked).at_ms if life is not None and life.first_asked else None
-        on_record = 0 if life is None else life.attempts
-        self.attempt = on_record if passed is None else passed.attempts - self.is_started
-        self.unrecordable = 0 if life is None else life.unrecordable
-        self.tries_left = max(1, tool.attempts - self.attempt)
+        self.started_ms = self.attempt = self.unrecordable = 0
+        self.tries_left = tool.attempts
+        if life is not None or passed is not None:
+            self._go_on(life, passed)
+
+    def _go_on(self, life: CallLife | None, passed: Passed | None) -> None:
+        """From where the call stands on record, or the gate let it through."""
+        if life is not None:
+            self.is_unsure = life.is_unsure or life.state in IN_DOUBT
+            self.first_ms = read_asked(life.first_asked).at_ms if life.first_asked else None
+            self.attempt, self.unrecordable = life.attempts, life.unrecordable
+        if passed is not None:
+            self.ends = passed.granted + self.ends
+            self.is_started = passed.is_started
+            self.attempt = passed.attempts - passed.is_started
+        self.tries_left = max(1, self.tool.attempts - self.attempt)
         if went_out(life, passed) and not life.asked.startswith(self.asked):
             raise CheckpointStoreCorrupt(
-                f"run {run.run_id!r}: call {call} was asked with other arguments than its decision holds; nothing was run"
+                f"run {self.run.run_id!r}: call {self.call} was asked with other arguments than its decision holds; nothing "
+                "was run"
             )
 
     def note_intent(self) -> None:

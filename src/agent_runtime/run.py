@@ -140,6 +140,7 @@ class Run:
         "is_recovering",
         "journal",
         "lives",
+        "may_lose_writes",
         "model_requests",
         "note",
     )
@@ -157,6 +158,7 @@ class Run:
         self.journal = journal
         self.note = journal.note
         self.has_sinks = bool(backing.sinks)
+        self.may_lose_writes = not backing.accept_lost_writes and getattr(backing.store, "may_lose_writes", False)
         self.is_armed = backing.plan is not UNARMED  # a plan of another kind has points of its own
         self.context = RunContext.from_plain(opened["context"])
         self.input = opened["input"]
@@ -416,8 +418,20 @@ async def work(run: Run, program: Awaitable[T]) -> T:
 
     `Parked` where the run is to be looked at again: `RunCancelled` once somebody's word has ended it, or it had ended.
     """
+    task = asyncio.current_task()
+    run.listen(task)
     try:
-        return await _until_cancelled(run, program)
+        try:
+            result = await program
+        except asyncio.CancelledError:
+            await _end_if_told(run, task)
+            raise
+        except BaseException:
+            await _forget_cancel(run, task)
+            raise
+        if run.hear_no_more() is not None:
+            await _forget_cancel(run, task)
+        return result
     except Parked:
         raise
     except Fenced as fenced:
@@ -437,23 +451,13 @@ async def work(run: Run, program: Awaitable[T]) -> T:
         run.let_go()
 
 
-async def _until_cancelled(run: Run, program: Awaitable[T]) -> T:
-    """What the program gives, unless a message to the run ends it. That is no cancelling of the task that waits."""
-    task = asyncio.current_task()
-    run.listen(task)
-    try:
-        result = await program
-    except asyncio.CancelledError:
-        cancel = run.hear_no_more()
-        if cancel is None or task is None or task.uncancel() > 0:
-            raise
-        await asyncio.shield(asyncio.ensure_future(_end_by(run, cancel)))
-        raise RunCancelled from None
-    except BaseException:
-        await _forget_cancel(run, task)
-        raise
-    await _forget_cancel(run, task)
-    return result
+async def _end_if_told(run: Run, task: asyncio.Task[Any] | None) -> None:
+    """Where it was a message that stopped the program: end the run. That is no cancelling of the task that waits."""
+    cancel = run.hear_no_more()
+    if cancel is None or task is None or task.uncancel() > 0:
+        return
+    await asyncio.shield(asyncio.ensure_future(_end_by(run, cancel)))
+    raise RunCancelled from None
 
 
 async def _end_by(run: Run, cancel: Cancel) -> None:

@@ -1,7 +1,7 @@
 """Model, tools, model, until done: starts a run of it, goes on with one, or gives back what one came to."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
 from agent_runtime.errors import (
     CheckpointConflict,
     InvalidSetting,
+    RecoveryNeedsDecision,
 )
 from agent_runtime.events import Sink
 from agent_runtime.executor import (
@@ -40,7 +41,7 @@ from agent_runtime.run import (
     MAX_ATTEMPTS,
     NOBODY,
     Backing,
-    Run,
+    Parked,
     RunContext,
     start,
     work,
@@ -122,8 +123,9 @@ async def run_tool_loop(
     executor = Executor(registry, approvals=approvals)
     again = _Again(backing, known_id, ask, executor, options, ctx)
     try:
-        first = partial(_first, run, Loop(run, ask, executor, options, history))
-        return await until_decided(first, again.look, backing, known_id, options.wait_seconds)
+        return await work(run, Loop(run, ask, executor, options, history).go())
+    except (Parked, RecoveryNeedsDecision) as parked:  # nothing stands between a run and its caller that need not
+        return await until_decided(_raising(parked), again.look, backing, known_id, options.wait_seconds)
     except CheckpointConflict as conflict:
         if run.journal.guard is None:
             raise await in_use(backing, known_id) from conflict
@@ -186,8 +188,11 @@ async def recover_tool_loop(
     return await until_decided(first, again.look, backing, known_id, options.wait_seconds)
 
 
-async def _first(run: Run, loop: Loop) -> LoopResult:
-    return await work(run, loop.go())
+def _raising(error: Exception) -> Callable[[], Awaitable[LoopResult]]:
+    async def step() -> LoopResult:
+        raise error
+
+    return step
 
 
 class _Again:

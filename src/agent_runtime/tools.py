@@ -83,10 +83,14 @@ class Tool:
     name: str = field(init=False)
     recorded_name: bytes = field(init=False)
     """The name as records hold it."""
+    recorded_settling: bytes = field(init=False)
+    """How an intent ends that may take effect late."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.spec.name)
         object.__setattr__(self, "recorded_name", codec.encode(self.spec.name))
+        settling = b',"settles":%d' % (self.settles_seconds * 1000) if self.settles_seconds else b""
+        object.__setattr__(self, "recorded_settling", settling)
 
     def check(self, args: bytes) -> dict[str, Any]:
         """The keyword arguments to call with, from recorded ones; `InvalidArguments` says what does not fit."""
