@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from agent_runtime.testing.manual_clock import ManualClock
+from agent_runtime.testing.manual_clock import ManualClock, let_everybody_go
 from tests.bench import Place
 from tests.servers import Origin, Server, origins, own_origins, start
 
@@ -24,6 +24,13 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     where = Place(request.param, tmp_path)
     yield where
     await where.close()
+
+
+@pytest.fixture(autouse=True)
+def _threads_are_let_go() -> Iterator[None]:
+    """No heartbeat waits for the clock of a test that is over."""
+    yield
+    let_everybody_go()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
+import weakref
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ class ManualClock:
         self._order = itertools.count()
         self._sleepers: dict[int, _Sleeper] = {}
         self._waiting = 0
+        _MADE.add(self)
 
     @property
     def sleepers(self) -> int:
@@ -109,6 +111,15 @@ class ManualClock:
     def _is_before(self, due_us: int) -> bool:
         with self._lock:
             return self._passed_us < due_us
+
+
+_MADE: weakref.WeakSet[ManualClock] = weakref.WeakSet()
+
+
+def let_everybody_go(seconds: float = 100_000) -> None:
+    """Let so much time pass on every clock there is: for the end of a test, whose threads would wait for ever."""
+    for clock in list(_MADE):
+        clock.advance(seconds)
 
 
 def _microseconds(seconds: float) -> int:
