@@ -94,8 +94,8 @@ class Listening(SQLiteCheckpointStore):
         super().__init__(path)
         self.statements: Counter[str] = Counter()
 
-    def _connect(self) -> sqlite3.Connection:
-        db = super()._connect()
+    def _connect(self, *, wait_seconds: float = 0) -> sqlite3.Connection:
+        db = super()._connect(wait_seconds=wait_seconds)
         db.set_trace_callback(lambda sql: self.statements.update([" ".join(sql.split()[:3])]))
         return db
 

@@ -34,11 +34,12 @@ from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import IN_DOUBT, WAITING, CallState
 from agent_runtime.offload import Job
-from agent_runtime.run import Parked, Run, next_wake
+from agent_runtime.run import Run
 from agent_runtime.settlements import Asked, read_asked
 from agent_runtime.side_by_side import is_being_cancelled
 from agent_runtime.tools import CALL_KEY, Tool, ToolRegistry
 from agent_runtime.transport import find_conflict, is_transport
+from agent_runtime.working import Parked, next_wake
 
 
 class CallInDoubt(Exception):
@@ -138,7 +139,7 @@ class Executor:
             return await _refuse(run, call, life, name, error, siblings)
         if life is not None and life.state in IN_DOUBT and not tool.rule.may_repeat:
             raise CallInDoubt(_doubt(run, life, name, "it was started and has no ending, and nobody has decided about it"))
-        if run.may_lose_writes and not tool.rule.may_repeat:
+        if not tool.rule.may_repeat and run.may_lose_writes:
             _refuse_store(run, tool)
         passed: Passed | None = None
         if (life is not None or tool.approval is not None) and must_ask(tool, life, recorded_args):

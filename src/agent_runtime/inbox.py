@@ -15,7 +15,7 @@ from agent_runtime import codec
 from agent_runtime.clock import Clock
 from agent_runtime.errors import CheckpointConflict, StoreUnavailable
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import StoredMessage
+from agent_runtime.journal.records import RunStatus, StoredMessage
 from agent_runtime.journal.seal import NO_SUCH_VALUES, KeyRing, Sealer, open_message, sealer_for
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
 
@@ -114,11 +114,18 @@ async def _post_once(store: CheckpointStore, run_id: RunId, messages: Sequence[S
             case AnswerKind.UNKNOWN:
                 left.append(message)
             case AnswerKind.FENCED | AnswerKind.MOVED:
-                _log.warning(
-                    "run %r has ended or is gone, and takes no late results; its call %s happened: where it is in doubt "
-                    "there, settle it as done", run_id, codec.decode(message.body)["call"],
-                )  # fmt: skip
+                await _tell_late(store, run_id, codec.decode(message.body)["call"])
     return left
+
+
+async def _tell_late(store: CheckpointStore, run_id: RunId, call: str) -> None:
+    """Say so where a run ended without its due: one that is done has nothing in doubt, and needs nothing more."""
+    stored = await store.latest(run_id)
+    if stored is not None and stored.row.status in (RunStatus.FAILED, RunStatus.CANCELLED):
+        _log.warning(
+            "run %r has ended, and takes no late results; its call %s happened: where it is in doubt, settle it as done",
+            run_id, call,
+        )  # fmt: skip
 
 
 async def _post_rest(store: CheckpointStore, clock: Clock, run_id: RunId, first: Awaitable[Sequence[StoredMessage]]) -> None:

@@ -41,13 +41,12 @@ from agent_runtime.run import (
     MAX_ATTEMPTS,
     NOBODY,
     Backing,
-    Parked,
     RunContext,
     start,
-    work,
 )
 from agent_runtime.tools import ToolRegistry
 from agent_runtime.waiting import check_patience, until_decided
+from agent_runtime.working import Parked, work
 
 _log = logging.getLogger("agent_runtime")
 

@@ -19,10 +19,11 @@ from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import CallState
 from agent_runtime.recovery import Found, find, read_verified, reopen
-from agent_runtime.run import Backing, Run, RunContext, start, work
+from agent_runtime.run import Backing, Run, RunContext, start
 from agent_runtime.settlements import read_asked, require_text
 from agent_runtime.tools import Tool, ToolRegistry, is_async_callable
 from agent_runtime.waiting import until_decided
+from agent_runtime.working import work
 
 KIND = "undo"
 SUFFIX = "/undo"

@@ -14,7 +14,8 @@ from agent_runtime.clock import milliseconds
 from agent_runtime.doorbell import doorbell
 from agent_runtime.errors import CheckpointNotFound, InvalidSetting, RecoveryNeedsDecision
 from agent_runtime.ids import RunId
-from agent_runtime.run import Backing, Parked
+from agent_runtime.run import Backing
+from agent_runtime.working import Parked
 
 SHORTEST_WAIT_SECONDS = 0.05
 """Between two looks at a run that is due all the time."""

@@ -161,7 +161,7 @@ async def test_a_result_that_comes_after_the_run_was_cancelled_changes_nothing_a
         await thaw(frozen)
     after = await place.load("run")
     assert (after.records, after.row.status) == (before.records, RunStatus.CANCELLED)
-    assert "run 'run' has ended or is gone, and takes no late results; its call 0 happened" in caplog.text
+    assert "run 'run' has ended, and takes no late results; its call 0 happened" in caplog.text
     assert [message.kind for message in await place.open().inbox(RunId("run"))] == ["cancel"]
 
 

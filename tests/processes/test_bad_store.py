@@ -134,8 +134,8 @@ class SmallStore(SQLiteCheckpointStore):
 
     room: int | None = None
 
-    def _connect(self) -> sqlite3.Connection:
-        db = super()._connect()
+    def _connect(self, *, wait_seconds: float = 0) -> sqlite3.Connection:
+        db = super()._connect(wait_seconds=wait_seconds)
         if self.room is not None:
             db.execute(f"PRAGMA max_page_count = {self.room}")
         return db

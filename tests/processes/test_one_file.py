@@ -17,7 +17,7 @@ from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.testing.store_contract import Draft
 from agent_runtime.testing.store_contract.draft import RING, TENANT
 from tests.processes.job import PATIENCE_SECONDS
-from tests.processes.saver import SHARED
+from tests.processes.rival import SHARED
 
 SAVES = 200
 CLAIMS = 25
@@ -28,7 +28,7 @@ async def at_once(what: str, path: Path, names: Sequence[str], count: int) -> li
     """What as many processes were answered, all at the same time."""
     processes = [
         await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.processes.saver", what, str(path), name, str(count),
+            sys.executable, "-m", "tests.processes.rival", what, str(path), name, str(count),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )
         for name in names

@@ -155,11 +155,11 @@ def test_a_worker_frozen_beyond_its_lease_is_taken_over_and_refused_when_it_thaw
         worker.wait_until_frozen()
         until_status(stage, plain_1=BLOCKED)
         supervisor.wait_for("INFO worker-exited run=plain-1 code=3")
-        stored = dump(stage.store)
         worker.thaw()
         assert worker.hear()["ended"] == "CheckpointConflict"
-        assert dump(stage.store) == stored
-        assert exits(supervisor.out.read_text()) == [3], "a call in doubt is for a person"
+        until_status(stage, plain_1=DONE)
+        supervisor.wait_for("INFO worker-exited run=plain-1 code=0")
+        assert exits(supervisor.out.read_text()) == [3, 0], "a call in doubt is for a person, until its result is there"
     assert acts(stage, "plain-1") == 1
 
 

@@ -49,9 +49,9 @@ from agent_runtime.run import (
     Run,
     RunContext,
     start,
-    work,
 )
 from agent_runtime.waiting import check_patience, until_decided
+from agent_runtime.working import work
 
 KIND = "flow"
 PARALLEL = 16

@@ -228,21 +228,24 @@ class SQLiteCheckpointStore(SQLiteTables):
             self._reader = None
         if self._reader is None:
             await self._open()
-            with translated(self.path):
+            with readable(self.path):
                 self._reader = self._connect_reader()
             self._reader_is_stale = False
         return self._reader
 
     def _connect_reader(self) -> sqlite3.Connection:
-        db = self._connect()
+        db = self._connect(wait_seconds=BUSY_MS / 1000)
         db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         db.execute("PRAGMA query_only = ON")
         db.text_factory = lenient  # text that somebody broke is for the seal of its own run to find
         return db
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, *, wait_seconds: float = 0) -> sqlite3.Connection:
+        """A connection. `wait_seconds`: for a file that somebody has locked; a writer waits for its turn outside of SQLite."""
         make_private(self.path)
-        db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64)
+        db = sqlite3.connect(
+            self.path, timeout=wait_seconds, isolation_level=None, check_same_thread=False, cached_statements=64
+        )  # fmt: skip
         try:
             set_up(db, self.path)
             if not self._checkpoints_wal:
