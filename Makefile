@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Every target does its own set-up: Python 3.11 or newer and make are enough.
 
 PYTHON_IN_VENV := .venv/bin/python
-PYTEST_ARGS ?= -q -n 2
+PYTEST_ARGS ?= -q -n 3 --dist worksteal
 MINUTES ?= 2
 STORE ?= postgres
 

@@ -45,15 +45,6 @@ class TestByAsyncpgBehindAPooler(Pooled):
             await store.close()
 
 
-class TestByPsycopgBehindAPooler(Pooled):
-    @pytest.fixture
-    async def store(self, pooler: Pooler) -> AsyncIterator[CheckpointStore]:
-        async with fresh_schema(pooler.url, pooler=True) as schema:
-            store = SQLAlchemyCheckpointStore(by("psycopg", pooler.url), schema=schema, pooler=True)
-            yield store
-            await store.close()
-
-
 class TestByAiosqlite(StoreContract):
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[CheckpointStore]:
