@@ -141,7 +141,8 @@ class Gate:
         if self._ask is None:
             raise CallPaused(request)
         attempt = life.attempts + 1
-        run.note(RecordKind.STARTED, self._call, attempt, b"%b%d}" % (self._asked, run.now_ms()))
+        intent = b"%b%d%b}" % (self._asked, run.now_ms(), self._tool.recorded_settling)
+        run.note(RecordKind.STARTED, self._call, attempt, intent)
         await run.ready_to_act(is_alone=False)
         checked = await self._answer(request, life)
         verdict = checked.verdict

@@ -12,6 +12,7 @@ import pytest
 from agent_runtime.approvals import ApprovalRequest, Verdict
 from agent_runtime.crash import CrashPoint
 from agent_runtime.journal.records import RecordKind
+from agent_runtime.settlements import read_asked
 from agent_runtime.telemetry import HistorySink
 from tests.approvals.desk import charging, kinds, look, needing, resume, the_request
 from tests.bench import Bench, Place, Script, Worker, error_of, kill_when, results_in
@@ -64,6 +65,13 @@ async def test_the_port_is_asked_once_the_intent_is_written_and_its_yes_is_acted
         assert written == [[PENDING, STARTED]]
     else:
         assert threading.get_ident() not in desk.threads
+
+
+async def test_what_a_port_was_asked_about_says_as_any_intent_for_how_long_it_may_take_effect(place: Place) -> None:
+    bench = needing(settles_after=60)
+    await Worker(place).run(charging(), bench.registry, approvals=Desk(yes).plain)
+    [started] = [record for record in (await place.load("run")).records if record.kind == STARTED and record.call == "0"]
+    assert read_asked(started.body).settles_ms == 60_000
 
 
 async def test_a_yes_of_the_port_is_durable_before_the_call_goes_out(place: Place) -> None:
