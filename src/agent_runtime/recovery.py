@@ -101,16 +101,12 @@ def admit_resume(context: RunContext, found: Found) -> dict[str, CallLife]:
     return found.history.lives
 
 
-async def in_use(backing: Backing, run_id: RunId) -> CheckpointConflict:
-    """Why a run cannot be started: there is one of its id, or was."""
-    stored = await backing.store.latest(run_id)
-    if stored is not None and stored.row.status == RunStatus.PAUSED:
-        return CheckpointConflict(
-            f"run {run_id!r} is paused and waits for a verdict: decide first. Resume it with verdicts=[…], or cancel it"
-        )
+def in_use(run_id: RunId) -> CheckpointConflict:
+    """Why a run cannot be started: there is one of its id, or was. How it stands is not for whoever asks."""
     return CheckpointConflict(
-        f"run {run_id!r} exists already, or did before it was deleted; recover it, or choose another id"
-    )  # fmt: skip
+        f"run {run_id!r} exists already, or did before it was deleted: recover it, or choose another id. Where it is paused "
+        "and waits for a verdict, decide first: resume it with verdicts=[…], or cancel it"
+    )
 
 
 async def find(backing: Backing, run_id: RunId, *, kind: str, context: RunContext | None, name: str | None = None) -> Found:

@@ -127,7 +127,7 @@ async def run_tool_loop(
         return await until_decided(_raising(parked), again.look, backing, known_id, options.wait_seconds)
     except CheckpointConflict as conflict:
         if run.journal.guard is None:
-            raise await in_use(backing, known_id) from conflict
+            raise in_use(known_id) from conflict
         raise
 
 

@@ -140,7 +140,7 @@ class FlowRunner:
             )
         except CheckpointConflict as conflict:
             if run.journal.guard is None:
-                raise await in_use(self._backing, known_id) from conflict
+                raise in_use(known_id) from conflict
             raise
 
     async def recover(
