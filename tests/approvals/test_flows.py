@@ -54,6 +54,15 @@ async def test_a_flow_pauses_at_a_call_and_goes_on_with_what_was_shown(place: Pl
     assert (result.status, [effect.tool for effect in bench.remote.effects]) == ("done", ["charge_i", "refund", "email"])
 
 
+async def test_a_sweep_over_all_runs_waits_beside_none_of_them(place: Place) -> None:
+    bench = Mixed()
+    flow = chain(REFUND)
+    for run_id in ("run", "other"):
+        await runner_of(place, bench).run(flow, Order(), run_id=run_id)
+    found = await asyncio.wait_for(runner_of(place, bench, wait_seconds=600).recover_all(flow, at_once=1), 20)
+    assert [getattr(result, "status", result) for result in found.values()] == ["paused", "paused"]
+
+
 async def test_an_approval_in_a_flow_adds_two_commits(place: Place) -> None:
     appends = []
     for bench, tool, run_id in ((Mixed(), "charge_i", "plain"), (Mixed(), "refund", "asked")):

@@ -159,12 +159,9 @@ class FlowRunner:
         `RecoveryNeedsDecision` where a call is in doubt that neither its tool's rule nor `rerun_in_doubt` lets run again,
         and `FlowError` where the graph has changed and there is no `migrate`; nothing was claimed then.
         """
-        known_id = check_run_id(run_id)
-        decide = self._decider(known_id, rerun=rerun_in_doubt, can_ask=self.executor.approvals is not None)
-        first = partial(
-            self._recover, flow, known_id, _Reader(flow, migrate), ctx, decide, rerun=rerun_in_doubt, take_over=take_over
+        return await self._pick_up(
+            flow, check_run_id(run_id), ctx, rerun_in_doubt, migrate, take_over=take_over, wait_seconds=self._wait_seconds
         )  # fmt: skip
-        return await self._until_decided(first, partial(self._look, flow, known_id, ctx, migrate), known_id)
 
     async def resume(
         self,
@@ -226,9 +223,7 @@ class FlowRunner:
         known = contexts or {}
 
         async def one(run_id: RunId) -> FlowResult[S]:
-            return await self.recover(
-                flow, run_id, ctx=known.get(run_id), rerun_in_doubt=rerun_in_doubt, migrate=migrate
-            )  # fmt: skip
+            return await self._pick_up(flow, run_id, known.get(run_id), rerun_in_doubt, migrate)
 
         runs = Unfinished(self._backing, KIND, flow.name, one)
         return await runs.recover_all(at_once=at_once, wait_seconds=wait_seconds)
@@ -248,6 +243,22 @@ class FlowRunner:
             raise FlowError(
                 f"node {node!r} of flow {flow.name!r} calls tool {tool!r}, which is not registered; there are {there}"
             )
+
+    async def _pick_up(
+        self,
+        flow: Flow[S],
+        run_id: RunId,
+        ctx: RunContext | None,
+        rerun: RerunInDoubt,
+        migrate: Migrate | None,
+        *,
+        take_over: bool = False,
+        wait_seconds: float = 0.0,
+    ) -> FlowResult[S]:
+        decide = self._decider(run_id, rerun=rerun, can_ask=self.executor.approvals is not None)
+        first = partial(self._recover, flow, run_id, _Reader(flow, migrate), ctx, decide, rerun=rerun, take_over=take_over)
+        again = partial(self._look, flow, run_id, ctx, migrate)
+        return await until_decided(first, again, self._backing, run_id, wait_seconds)
 
     async def _until_decided(
         self, first: Callable[[], Awaitable[FlowResult[S]]], again: Callable[[], Awaitable[FlowResult[S]]], run_id: RunId
