@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,3 +168,24 @@ async def test_recovering_a_long_run_reads_it_once_and_writes_a_claim_and_what_i
     assert counting.verbs == Counter(load_many=1, commit=3)
     assert sum(len(append.records) for append in counting.appends) == 4
     await place.close()
+
+
+async def test_a_lone_run_in_a_file_is_committed_without_a_task(tmp_path: Path) -> None:
+    tasks = 0
+
+    def count(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        nonlocal tasks
+        tasks += 1
+        return asyncio.Task(coro, loop=loop, **options)
+
+    store, bench = SQLiteCheckpointStore(tmp_path / "runs.db"), Bench()
+    steps: list[list[Asked]] = [[("lookup", {"name": str(at)})] for at in range(60)]
+    model = Script(*steps, "done")
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(count)
+    try:
+        await run_tool_loop(model, bench.registry, "go", run_id="run", checkpoints=store, checkpoint_key=KEY)
+    finally:
+        loop.set_task_factory(None)
+        await store.close()
+    assert tasks < 60, "120 commits; some go to the thread where the disk is slow"

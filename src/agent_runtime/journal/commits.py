@@ -276,11 +276,13 @@ class GroupCommit:
 
 def _goes_at_once(store: CheckpointStore) -> bool:
     """Whether the store may carry a lone append without waiting. A subclass that changes `commit` alone is asked by it."""
-    homes = [next((kind for kind in type(store).__mro__ if verb in vars(kind)), None) for verb in _VERBS]
-    return homes[0] is not None and homes[0] is homes[1]
+    kinds = type(store).__mro__
+    depths = [next((depth for depth, kind in enumerate(kinds) if verb in vars(kind)), None) for verb in _VERBS]
+    at_once, commit = depths
+    return at_once is not None and commit is not None and at_once <= commit
 
 
-_VERBS = ("commit", "commit_at_once")
+_VERBS = ("commit_at_once", "commit")
 
 
 def _take_all(members: Sequence[Member]) -> tuple[list[Member], list[Append]]:
