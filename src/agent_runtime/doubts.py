@@ -44,9 +44,9 @@ from agent_runtime.settlements import (
     hint_ms,
     read_asked,
     read_ending_form,
-    result_body,
     said_from_plain,
     settled_body,
+    stated_body,
 )
 from agent_runtime.tools import CALL_KEY, RepeatRule, Tool, ToolRegistry
 
@@ -205,7 +205,7 @@ class Decider:
             return _Unsettled(f"{_why(case, life, tool)}; {outcome}")
         if outcome.how is Settlement.DONE:
             try:
-                ending = result_body(tool.result, outcome.result)
+                ending = stated_body(tool.result, outcome.result)
             except Unrecordable as error:
                 told = f"its probe says that it happened, and gave what cannot be recorded: {error.named(tool.name)}"
                 return _Unsettled(told)

@@ -72,7 +72,7 @@ def say(call: str, attempt: int, settling: object, *, by: object, why: object) -
         return Said(call, attempt, Settlement.RERUN, by, why)
     if not isinstance(settling, Outcome) or settling.how not in OUTCOMES:
         raise InvalidSetting(f"a call is settled by Outcome.done(…), Outcome.not_done() or Rerun(), found {settling!r}")
-    ending = b'{"result":' + codec.encode(settling.result) + b"}" if settling.how is Settlement.DONE else b""
+    ending = _as_result(codec.encode(settling.result)) if settling.how is Settlement.DONE else b""
     return Said(call, attempt, settling.how, by, why, ending)
 
 
@@ -107,14 +107,14 @@ def read_ending_form(plain: object) -> bytes | None:
     if not isinstance(plain, dict) or len(plain) != 1:
         return None
     if "result" in plain:
-        return b'{"result":' + codec.encode(plain["result"]) + b"}"
+        return _as_result(codec.encode(plain["result"]))
     error = plain.get("error")
     if not isinstance(error, dict) or not all(type(error.get(name)) is str for name in ("type", "message")):
         return None
     return codec.encode({"error": {"type": error["type"], "message": error["message"]}})
 
 
-def result_body(shape: codec.Shape, value: object) -> bytes:
+def stated_body(shape: codec.Shape, value: object) -> bytes:
     """The `done` body of a result that somebody else than the tool gives: of its declared type, or plain data that fits it.
 
     `Unrecordable` where it is neither.
@@ -125,6 +125,11 @@ def result_body(shape: codec.Shape, value: object) -> bytes:
         if shape.is_plain:
             raise
         data = shape.encode(_as_declared(shape, codec.encode(value)))
+    return _as_result(data)
+
+
+def _as_result(data: bytes) -> bytes:
+    """The `done` body of a result that is encoded already."""
     return b'{"result":' + data + b"}"
 
 
