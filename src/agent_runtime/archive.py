@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from agent_runtime.entropy import SYSTEM_ENTROPY
@@ -198,20 +198,22 @@ def _translated(path: str) -> Iterator[None]:
 # Reading.
 
 
-def verify_archive(path: str | os.PathLike[str], *, checkpoint_key: CheckpointKey, tenant: str | None = None) -> Archived:
+Source: TypeAlias = "str | os.PathLike[str] | IO[bytes]"
+"""A path, or a file that is open for reading bytes."""
+
+
+def verify_archive(file: Source, *, checkpoint_key: CheckpointKey, tenant: str | None = None) -> Archived:
     """Check every seal in the file, a line at a time; `tenant`: the only one that it may be of.
 
     `CheckpointStoreCorrupt` says which line is not what was written, and what of it; `UnknownKey`, `NewerFormat`.
     """
-    return _check(os.fspath(path), KeyRing.of(checkpoint_key), tenant, None)[0]
+    return _check(file, KeyRing.of(checkpoint_key), tenant, None)[0]
 
 
-def read_archive(
-    path: str | os.PathLike[str], *, checkpoint_key: CheckpointKey, tenant: str | None = None
-) -> StoredRun:  # fmt: skip
+def read_archive(file: Source, *, checkpoint_key: CheckpointKey, tenant: str | None = None) -> StoredRun:
     """The run that the file holds, checked as `verify_archive` does it."""
     records: list[StoredRecord] = []
-    _, row, checkpoint = _check(os.fspath(path), KeyRing.of(checkpoint_key), tenant, records)
+    _, row, checkpoint = _check(file, KeyRing.of(checkpoint_key), tenant, records)
     return StoredRun(row, checkpoint, tuple(records))
 
 
@@ -315,20 +317,32 @@ class _Chain:
 
 
 def _check(
-    path: str, ring: KeyRing, tenant: str | None, records: list[StoredRecord] | None
+    source: Source, ring: KeyRing, tenant: str | None, records: list[StoredRecord] | None
 ) -> tuple[Archived, StoredRow, StoredCheckpoint | None]:
-    with _opened(path) as file:
-        reader = _Reader(file)
-        try:
-            return _check_lines(reader, ring, tenant, records)
-        except _Wrong as wrong:
-            raise CheckpointStoreCorrupt(
-                f"archive {path!r} is not as it was written, at line {reader.number}: {wrong}. Take it from a copy you trust"
-            ) from None
-        except NewerFormat as error:
-            raise NewerFormat(f"archive {path!r}: {error}") from None
-        except UnknownKey as error:
-            raise UnknownKey(f"archive {path!r}: {error}") from None
+    if not isinstance(source, str | os.PathLike):
+        return _check_file(source, repr(getattr(source, "name", "in an open file")), ring, tenant, records)
+    path = os.fspath(source)
+    try:
+        with open(path, "rb") as file:
+            return _check_file(file, repr(path), ring, tenant, records)
+    except OSError as error:
+        raise InvalidSetting(f"archive {path!r} cannot be read: {error.strerror}; name a file that is there") from error
+
+
+def _check_file(
+    file: IO[bytes], called: str, ring: KeyRing, tenant: str | None, records: list[StoredRecord] | None
+) -> tuple[Archived, StoredRow, StoredCheckpoint | None]:
+    reader = _Reader(file)
+    try:
+        return _check_lines(reader, ring, tenant, records)
+    except _Wrong as wrong:
+        raise CheckpointStoreCorrupt(
+            f"archive {called} is not as it was written, at line {reader.number}: {wrong}. Take it from a copy you trust"
+        ) from None
+    except NewerFormat as error:
+        raise NewerFormat(f"archive {called}: {error}") from None
+    except UnknownKey as error:
+        raise UnknownKey(f"archive {called}: {error}") from None
 
 
 def _check_lines(
@@ -372,7 +386,13 @@ def _header(word: str, plain: Any) -> _Header:
         raise NewerFormat(f"it has form {version}, and this version knows {VERSION}; check it with the newer version")
     texts = [plain.get(name) for name in ("tenant", "run", "key")]
     keys = plain.get("keys")
-    if version != VERSION or not all(type(text) is str for text in texts) or not isinstance(keys, list) or len(plain) != 6:
+    if (
+        type(version) is not int
+        or version != VERSION
+        or not all(type(text) is str for text in texts)
+        or not isinstance(keys, list)
+        or len(plain) != 6
+    ):
         raise _Wrong("it is no header of an archive")
     tenant, run_id, key_id = texts
     pairs = [(key[0], key[1]) for key in keys if isinstance(key, list) and [*map(type, key)] == [str, int]]
@@ -453,15 +473,6 @@ def _check_end(reader: _Reader, sealer: Sealer, word: str, plain: Any) -> None:
 
 def _parts(line: bytes) -> int:
     return line.count(b",") + line.count(b"[") + line.count(b"{")
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[IO[bytes]]:
-    try:
-        with open(path, "rb") as file:
-            yield file
-    except OSError as error:
-        raise InvalidSetting(f"archive {path!r} cannot be read: {error.strerror}; name a file that is there") from error
 
 
 def archives_in(folder: str | os.PathLike[str]) -> Iterator[str]:

@@ -140,10 +140,11 @@ def parse_duration(text: str) -> float:
 
 def seconds_of(age: Age) -> float:
     """The age in seconds; `InvalidSetting` for what no age can be."""
-    seconds: object = age.total_seconds() if isinstance(age, timedelta) else age
-    if type(seconds) not in (int, float) or not 0 <= seconds <= LONGEST_SECONDS:
+    if isinstance(age, timedelta):
+        return seconds_of(age.total_seconds())
+    if type(age) not in (int, float) or not 0 <= age <= LONGEST_SECONDS:
         raise InvalidSetting(f"an age is a timedelta or seconds, from 0 to a thousand years; found {age!r:.50}")
-    return float(seconds)
+    return float(age)
 
 
 def _check_statuses(words: Sequence[str], *, force: bool) -> Mapping[RunStatus, str]:

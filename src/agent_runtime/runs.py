@@ -20,7 +20,7 @@ from typing import IO, TypeAlias
 
 from agent_runtime import outside, retention
 from agent_runtime.approvals import ApprovalRequest, MayApprove, Verdict, request_of
-from agent_runtime.archive import Archived
+from agent_runtime.archive import Archived, read_archive
 from agent_runtime.described import CORRUPT, IN_DOUBT, STATUSES, RunInfo, RunReport, describe_found, describe_row
 from agent_runtime.doubts import RerunInDoubt
 from agent_runtime.errors import (
@@ -42,6 +42,7 @@ from agent_runtime.recovery import Found, open_stored, read_reason, read_verifie
 from agent_runtime.retention import FINISHED, Age, Policy, Purged, PurgeReport
 from agent_runtime.run import Backing, RunContext, prefix_of
 from agent_runtime.settlements import Settling
+from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.timeline import read_timeline
 from agent_runtime.tools import ToolRegistry
 from agent_runtime.undo import UndoResult, undo_id, undo_run
@@ -49,7 +50,7 @@ from agent_runtime.undo import UndoResult, undo_id, undo_run
 PAGE = 100
 MOST_LISTED = 1000
 
-__all__ = ["STATUSES", "RunInfo", "RunReport", "Runs", "Verified", "Which"]
+__all__ = ["STATUSES", "RunInfo", "RunReport", "Runs", "Verified", "Which", "report_of_archive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,14 @@ class Verified:
     @property
     def holds(self) -> bool:
         return not self.why
+
+
+def report_of_archive(path: str | os.PathLike[str], *, checkpoint_key: CheckpointKey, tenant: str | None = None) -> RunReport:
+    """What happened to an archived run, once every seal in its file holds. Needs no store."""
+    run = read_archive(path, checkpoint_key=checkpoint_key, tenant=tenant)
+    found = open_stored(Backing(MemoryCheckpointStore(), KeyRing.of(checkpoint_key), run.row.tenant), run)
+    timeline = read_timeline(run.records)
+    return RunReport(describe_found(found, timeline), timeline)
 
 
 Which: TypeAlias = "ApprovalRequest | tuple[str, str]"

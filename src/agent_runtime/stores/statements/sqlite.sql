@@ -176,3 +176,6 @@ DELETE FROM checkpoints WHERE key = ?;
 
 -- delete_messages: the messages of a deleted run
 DELETE FROM inbox WHERE key = ?;
+
+-- vacuum: write the file anew, without the room of what was removed
+VACUUM;
