@@ -33,9 +33,9 @@ from agent_runtime.errors import (
     VerdictRefused,
 )
 from agent_runtime.ids import RunId, build_key, check_run_id
-from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRecord, StoredRow
-from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row
-from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.journal.records import NO_OWNER, NO_SEAL, RunStatus, StoredRecord, StoredRow
+from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row, sealer_for
+from agent_runtime.journal.store import CheckpointStore, Searching
 from agent_runtime.lease import find_mark
 from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
@@ -49,8 +49,9 @@ from agent_runtime.undo import UndoResult, undo_id, undo_run
 
 PAGE = 100
 MOST_LISTED = 1000
+NAMELESS = "(a run without a name)"
 
-__all__ = ["STATUSES", "RunInfo", "RunReport", "Runs", "Verified", "Which", "report_of_archive"]
+__all__ = ["NAMELESS", "STATUSES", "RunInfo", "RunReport", "Runs", "Verified", "Which", "report_of_archive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Runs:
         """The run, or all runs that are not as they were written. For an operator."""
         if run_id is not None:
             self._check_operator()
-            return [await self._verify(check_run_id(run_id))]
+            return [await self._verify_named(check_run_id(run_id))]
         return [verified async for verified in self.verify_each() if not verified.holds]
 
     async def verify_each(self) -> AsyncIterator[Verified]:
@@ -153,6 +154,8 @@ class Runs:
             for row in page:
                 with suppress(CheckpointNotFound, CheckpointConflict):  # deleted since it was listed
                     yield await self._verify(row.run_id)
+        for stray in await self._strays():
+            yield Verified(NAMELESS, why=f"a run's records are there, from number {stray.number} on, and its row is gone")
 
     # Answering.
 
@@ -348,6 +351,20 @@ class Runs:
             return Verified(run_id, why=str(error))
         return Verified(run_id, len(found.stored.records))
 
+    async def _verify_named(self, run_id: RunId) -> Verified:
+        try:
+            return await self._verify(run_id)
+        except CheckpointNotFound:
+            sealers = [sealer_for(self._backing.ring, tenant=self._backing.tenant, run_id=run_id, key_id=key_id)
+                       for key_id in self._backing.ring.keys]  # fmt: skip
+            if not any(_is_first(stray, sealer) for stray in await self._strays() for sealer in sealers):
+                raise
+            return Verified(run_id, why=f"run {run_id!r} is not as it was written: its records are there, and its row is gone")
+
+    async def _strays(self) -> Sequence[StoredRecord]:
+        """Records of runs whose row is gone, where the store can tell: they do not name their run, but are sealed for it."""
+        return await self._store.strays() if isinstance(self._store, Searching) else []
+
     async def _pages(self, after: str | None) -> AsyncIterator[Sequence[StoredRow]]:
         last = None if after is None else RunId(after)
         while page := await self._store.list_runs(limit=PAGE, after=last):
@@ -409,6 +426,15 @@ _TOLD = {RunStatus.PAUSED: "paused", RunStatus.BLOCKED: IN_DOUBT, RunStatus.CANC
 def _open_requests(found: Found) -> Sequence[ApprovalRequest]:
     """The requests that may be answered now: none of a run in quarantine, which is to be released first."""
     return () if found.status is RunStatus.QUARANTINED else found.pending
+
+
+def _is_first(record: StoredRecord, sealer: Sealer) -> bool:
+    """Whether the record is the first of the sealer's run."""
+    place = (record.number, record.epoch, record.kind, record.call, record.attempt)
+    try:
+        return record.number == 1 and hmac.compare_digest(sealer.record(*place, NO_SEAL, record.body), record.seal)
+    except NO_SUCH_VALUES:
+        return False
 
 
 def _is_head(row: StoredRow, sealer: Sealer, before: StoredRecord, record: StoredRecord) -> bool:

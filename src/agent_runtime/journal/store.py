@@ -175,6 +175,17 @@ class Roomy(Protocol):
         """Give the room of what was removed back; how many bytes. It may hold up writers for as long as it takes."""
 
 
+MOST_STRAYS = 100
+
+
+@runtime_checkable
+class Searching(Protocol):
+    """What a store may offer besides, whose records do not name their run: records that no row leads to."""
+
+    async def strays(self) -> list[StoredRecord]:
+        """The first record that is left of each run whose row is gone, of some of them. It goes through all runs."""
+
+
 class Store(ABC):
     """Inherit from this: eleven verbs to write, and the rest is correct, if not yet fast."""
 

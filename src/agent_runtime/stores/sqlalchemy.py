@@ -14,7 +14,7 @@ from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredMessage, StoredRecord, StoredRow, StoredRun
-from agent_runtime.journal.store import Answer, Append, BatchStore, CheckpointStore, Guard, Roomy
+from agent_runtime.journal.store import Answer, Append, BatchStore, CheckpointStore, Guard, Roomy, Searching
 from agent_runtime.stores.sqlalchemy_engine import Source, driver_of
 
 if TYPE_CHECKING:
@@ -105,6 +105,10 @@ class SQLAlchemyCheckpointStore(BatchStore):
 
     async def inbox(self, run_id: RunId) -> list[StoredMessage]:
         return await self._tables.inbox(run_id)
+
+    async def strays(self) -> list[StoredRecord]:
+        """The first record that is left of runs whose row is gone."""
+        return await self._tables.strays() if isinstance(self._tables, Searching) else []
 
     async def now(self) -> datetime:
         return await self._tables.now()
