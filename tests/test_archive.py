@@ -10,11 +10,12 @@ import stat
 import tracemalloc
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_runtime import RunContext, Runs, codec
-from agent_runtime.archive import MOST_LINE, SUFFIX, archive_name, read_archive, verify_archive
+from agent_runtime.archive import MOST_LINE, SUFFIX, archive_name, read_archive, verify_archive, write_archive
 from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import (
     AgentRuntimeError,
@@ -27,12 +28,12 @@ from agent_runtime.errors import (
     UnknownKey,
 )
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import RecordKind, RunStatus
-from agent_runtime.journal.seal import KeyRing
+from agent_runtime.journal.records import RecordKind, RunStatus, StoredRun
+from agent_runtime.journal.seal import KeyRing, sealer_for
 from agent_runtime.runs import report_of_archive
 from agent_runtime.settlements import Outcome
-from tests.bench import KEY, Asked, Bench, Place, Script, Worker, error_of
-from tests.journal.genuine import calls_of
+from tests.bench import KEY, RING, Asked, Bench, Place, Script, Worker, error_of
+from tests.journal.genuine import calls_of, with_checkpoint
 
 CALL: list[Asked] = [("charge_i", {"amount": 1})]
 CHARGE: list[Asked] = [("charge", {"amount": 1})]
@@ -203,6 +204,44 @@ def test_columns_of_another_type_are_refused(file: Path) -> None:
                 changed = {word: {**plain[word], column: value}}
                 line = json.dumps(changed, separators=(",", ":")).encode() + b"\n"
                 refuse(b"".join([*lines[:at], line, *lines[at + 1 :]]))
+
+
+async def test_genuine_parts_that_do_not_belong_together_are_refused(place: Place, file: Path) -> None:
+    """Whoever has the key may seal a file of anything; what a reader gets is one run as it ended, or nothing."""
+    run = read_archive(file, checkpoint_key=KEY)
+    sealer = sealer_for(RING, tenant="", run_id=run.row.run_id)
+    last, before = run.records[-1], run.records[-2]
+    seal = sealer.record(last.number, last.epoch, last.kind, last.call, last.attempt, before.seal, b"another end")
+    with_state = with_checkpoint(run, b"state")
+    assert with_state.checkpoint is not None
+
+    def sealed(**changes: Any) -> StoredRun:
+        row = run.row._replace(**changes)
+        return run._replace(row=row._replace(seal=sealer.row(row)))
+
+    def why(other: StoredRun) -> str:
+        made = io.BytesIO()
+        write_archive(made, other, [], RING)
+        made.seek(0)
+        with pytest.raises(CheckpointStoreCorrupt) as refused:
+            verify_archive(made, checkpoint_key=KEY)
+        return str(refused.value)
+
+    forked = run._replace(records=(*run.records[:-1], last._replace(body=b"another end", seal=seal)))
+    assert "is not the one that the row names as the last" in why(forked)
+    assert "a checkpoint stands here that no record names" in why(run._replace(checkpoint=with_state.checkpoint))
+    assert "the one that is named is missing" in why(with_state._replace(checkpoint=None))
+    other_state = with_state.checkpoint._replace(
+        body=b"another", seal=sealer.checkpoint(with_state.checkpoint.step, b"another")
+    )
+    assert "the checkpoint is not the one" in why(with_state._replace(checkpoint=other_state))
+    assert "the run has not ended: its status is running" in why(sealed(status=int(RunStatus.RUNNING)))
+    assert "the seal of record" in why(sealed(epoch=1)), "no record is of a later epoch than the row"
+    assert "expected a record here" in why(sealed(number=run.row.number + 1))
+    whole = io.BytesIO()
+    write_archive(whole, with_state, [], RING)
+    whole.seek(0)
+    assert read_archive(whole, checkpoint_key=KEY) == with_state
 
 
 # Making one.

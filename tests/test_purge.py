@@ -224,6 +224,13 @@ class Moving(Delegate):
         super().__init__(inner)
         self.is_lost = is_lost
         self.before: Any = None
+        self.before_load: Any = None
+
+    async def load_many(self, run_ids: Sequence[RunId]) -> Any:
+        if self.before_load is not None:
+            for run_id in run_ids:
+                await self.before_load(run_id)
+        return await super().load_many(run_ids)
 
     async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
         if self.before is not None:
@@ -243,6 +250,21 @@ async def test_a_run_that_moves_while_it_is_looked_at_stays(shop: Shop) -> None:
     store.before = settle
     report = await Runs(store, checkpoint_key=KEY).purge(0, by="ana", force=True)
     assert [each.left for each in report.left] == ["it was written, or removed, by somebody else meanwhile"]
+    assert await shop.ids() == ["run"]
+
+
+async def test_a_run_that_moves_once_it_is_listed_is_young_again_and_stays(shop: Shop) -> None:
+    await shop.doubtful("run")
+    await shop.runs().cancel("run", by="ana", why="enough")
+    shop.clock.advance(30 * DAY)
+    store = Moving(shop.place.open(shop.clock))
+
+    async def settle(run_id: RunId) -> None:
+        await shop.runs().settle(run_id, "0", Outcome.done("paid"), by="ben", why="saw it")
+
+    store.before_load = settle
+    report = await Runs(store, checkpoint_key=KEY).purge(DAY, by="ana", force=True)
+    assert (report.removed, report.left) == ([], [])
     assert await shop.ids() == ["run"]
 
 

@@ -3,7 +3,7 @@
 Rules of this file:
 
 * A run goes as it was read and verified, or it stays: its removal is guarded by what was read, and one that moved
-  meanwhile, that is not as it was written, or whose worker may be alive is left, and it is said why.
+  meanwhile, or is not as it was written, is left, and it is said why. One whose worker may be alive is no candidate.
 * The age of a run is the time since it was last written, by the store's own clock.
 * Runs that have ended go. One that somebody has still to decide about goes only where its status is named, and by force.
 * What is removed leaves its mark in the store: its id, and so the keys of its calls, are not used again.
@@ -182,8 +182,8 @@ async def purge_each(
             found = _opened(backing, row, run)
             if found is None or (isinstance(found, Found) and not is_own(found)):
                 continue
-            if isinstance(found, Found) and found.status is RunStatus.RUNNING and is_held(found):
-                continue  # it is not interrupted: it runs
+            if isinstance(found, Found) and is_held(found):
+                continue  # it has a worker that may be alive: it is not interrupted, it runs
             purged = await _purge(backing, policy, row, found, undo_of)
             yield purged
             if left is not None and not purged.left:
@@ -246,8 +246,6 @@ async def _purge(
 
 
 async def _why_left(backing: Backing, policy: Policy, found: Found, undo_of: Callable[[RunId], RunId]) -> str:
-    if is_held(found):
-        return "it has a worker that may be alive"
     if not policy.force and (why := why_kept(found)):
         return f"it {why}"
     if policy.folder is not None and not found.status.is_final:
