@@ -47,8 +47,9 @@ async def sweep(
     `make_store` gives an empty store, one for each commit mode; every worker gets it through `reopen()`, or what
     `open_store` makes of it and of the worker's life. `progress` is called after each cell. `is_steady`: the same
     run has the same writes each time; not so where calls side by side wait for a server. There a death that does not come
-    is no finding; else it is one when it does not come in a few tries, since a slow disk lets writes share a commit. `left_behind` writes each run as a worker left it that is gone; the reference alone starts anew.
-    `run_ids` begins the id of every run.
+    is no finding; else it is one when it does not come in a few tries, since a slow disk lets writes share a commit.
+    `left_behind` writes each run as a worker left it that is gone; the reference alone starts anew. `run_ids` begins the
+    id of every run.
     """
     rows = []
     with quiet_about_the_dead():
@@ -155,6 +156,7 @@ class _Sweep:
         if state != self._state:
             world.fail(Rule.SAME_STATE, f"expected {self._state}, found {state}")
         world.check_effects(self._effects)
+        world.check_told(is_whole=self._left_behind is None)
         done = (world.model.calls, len(world.remote.requests))
         again = await world.send_worker(Life(), rerun=False)
         world.lives.pop()  # it only looked: it has no moments to die at
