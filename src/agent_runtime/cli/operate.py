@@ -125,7 +125,8 @@ def _show(report: RunReport, *, as_json: bool) -> int:
 def _print_report(report: RunReport) -> None:
     info, timeline = report.info, report.timeline
     print_rows([*_facts(info), *_counts(report)])
-    _print_picture(report)
+    print()
+    print_picture(report)
     for segment in timeline.segments:
         who = f"process {segment.pid} on {segment.host}" if segment.pid else "unknown"
         left = segment.left or "no word of its end"
@@ -140,12 +141,11 @@ def _print_report(report: RunReport) -> None:
         print(printable(f"in doubt: {_told(call)}; nobody knows whether it happened"))
 
 
-def _print_picture(report: RunReport) -> None:
+def print_picture(report: RunReport) -> None:
     """The run on a time axis, as wide as the terminal."""
     picture = draw(report.timeline, now_ms=SYSTEM_CLOCK.now_ms(), is_running=report.info.status == "running")
     if picture is None:
         return
-    print()
     can_draw = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
     has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     for line in draw_text(picture, width=_columns(), ink=FINE if can_draw else PLAIN, colour=has_colour):
