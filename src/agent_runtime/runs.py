@@ -71,7 +71,7 @@ def report_of_archive(path: str | os.PathLike[str], *, checkpoint_key: Checkpoin
     """What happened to an archived run, once every seal in its file holds. Needs no store."""
     run = read_archive(path, checkpoint_key=checkpoint_key, tenant=tenant)
     found = open_stored(Backing(MemoryCheckpointStore(), KeyRing.of(checkpoint_key), run.row.tenant), run)
-    timeline = read_timeline(run.records)
+    timeline = read_timeline(run.records, run.checkpoint)
     return RunReport(describe_found(found, timeline), timeline)
 
 
@@ -137,7 +137,7 @@ class Runs:
     async def show(self, run_id: str) -> RunReport:
         """What happened to a run, every seal checked. `CheckpointNotFound`, `CheckpointStoreCorrupt`."""
         found = await self._read(run_id)
-        timeline = read_timeline(found.stored.records)
+        timeline = read_timeline(found.stored.records, found.stored.checkpoint)
         return RunReport(describe_found(found, timeline), timeline)
 
     async def verify(self, run_id: str | None = None) -> Sequence[Verified]:
