@@ -89,13 +89,12 @@ def file_size(path: Path) -> int:
 
 async def test_doubling_the_turns_at_most_doubles_what_is_stored_in_postgres(one_postgres: Server) -> None:
     sizes = []
-    for turns in (50, 100, 200):
+    for turns in (50, 100):
         async with fresh_postgres(one_postgres) as store:
             await run_turns(store, turns, KILOBYTE)
             sizes.append(size_in_postgres(one_postgres, store))
     assert sizes[1] <= 2.5 * sizes[0]
-    assert sizes[2] <= 2.5 * sizes[1]
-    assert sizes[2] - sizes[1] <= 100 * (1000 + 1500), "pages are filled, indexes included, at four fifths or more"
+    assert sizes[1] - sizes[0] <= 50 * (1000 + 1500), "pages are filled, indexes included, at four fifths or more"
 
 
 def size_in_postgres(server: Server, store: PostgresCheckpointStore) -> int:
@@ -107,13 +106,12 @@ def size_in_postgres(server: Server, store: PostgresCheckpointStore) -> int:
 
 async def test_doubling_the_turns_at_most_doubles_what_is_stored_in_redis(redis_server: RedisServer) -> None:
     sizes = []
-    for turns in (50, 100, 200):
+    for turns in (50, 100):
         async with fresh_redis(redis_server) as store:
             await run_turns(store, turns, KILOBYTE)
             sizes.append(await size_in_redis(redis_server, store))
     assert sizes[1] <= 2.5 * sizes[0]
-    assert sizes[2] <= 2.5 * sizes[1]
-    assert sizes[2] - sizes[1] <= 100 * (1000 + 1000), "a turn costs its kilobyte and less than another"
+    assert sizes[1] - sizes[0] <= 50 * (1000 + 1000), "a turn costs its kilobyte and less than another"
 
 
 async def size_in_redis(server: RedisServer, store: RedisCheckpointStore) -> int:
@@ -123,7 +121,7 @@ async def size_in_redis(server: RedisServer, store: RedisCheckpointStore) -> int
 
 # What a purge gives back.
 
-MANY = 20
+MANY = 8
 
 
 async def fill(store: Any, first: int) -> None:

@@ -17,7 +17,7 @@ from agent_runtime.errors import CheckpointConflict, InvalidSetting, RecoveryNee
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RunStatus
 from agent_runtime.journal.store import Answer, AnswerKind, Guard
-from agent_runtime.retention import LOADED_AT_ONCE, PAGE, Purged, parse_duration
+from agent_runtime.retention import PAGE, Purged, parse_duration
 from agent_runtime.settlements import Outcome
 from agent_runtime.testing.manual_clock import ManualClock
 from tests.bench import KEY, Asked, Bench, Counting, Delegate, Place, Script, Worker, error_of, until
@@ -293,7 +293,7 @@ async def test_a_purge_that_is_left_in_the_middle_is_gone_on_with_by_the_next(sh
 
 
 async def test_more_runs_than_a_page_go_in_one_purge(shop: Shop) -> None:
-    many = PAGE + LOADED_AT_ONCE + 1
+    many = PAGE + 1
     worker = shop.worker()
     for n in range(many):
         await worker.run(Script("done"), shop.bench.registry, f"run-{n:03}", clock=shop.clock)
