@@ -31,6 +31,12 @@ KEY_LINES = {
     ],
     "ask": ["done - closed the account of Kim: asked for it"],
     "operate": ["ana done step 1", "claim 1 (start), which ended it: done", "released: False", "corrupt: 0"],
+    "retention": [
+        "older than a month: 0",
+        "ana was done and is now in ana.jsonl",
+        "the id of ana is not used again",
+        "changed: 2: the seal of the row does not hold under the key 'key'",
+    ],
     "tools": [
         '    {"show":"Hamlet","day":"2030-05-01"}',
         "    error: SoldOut: no seats on that day",

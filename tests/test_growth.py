@@ -12,13 +12,24 @@ from typing import Any
 
 import pytest
 
+from agent_runtime import Runs
 from agent_runtime.ids import RunId
+from agent_runtime.journal.records import RunStatus
+from agent_runtime.journal.store import Roomy
 from agent_runtime.messages import Message, Reply, ToolCall
 from agent_runtime.stores.memory import MemoryCheckpointStore
+from agent_runtime.stores.postgres import PostgresCheckpointStore
+from agent_runtime.stores.redis import RedisCheckpointStore
+from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.tool_loop import recover_tool_loop, run_tool_loop
 from agent_runtime.tools import ToolRegistry
 from tests.bench import KEY, Asked, Bench, Counting, Place, Script, Worker
+from tests.postgres.bench import fresh_store as fresh_postgres
+from tests.redis_servers import RedisServer
+from tests.redis_store.bench import fresh_store as fresh_redis
+from tests.redis_store.bench import keys_of
+from tests.servers import Server
 
 KILOBYTE = "x" * 1000
 
@@ -46,7 +57,7 @@ class Turns:
         return Reply("done") if at == self.turns else Reply("", [ToolCall("a", "act", {"at": at % 10})])
 
 
-async def run_turns(store: Counting | SQLiteCheckpointStore, turns: int, result: str, run_id: str = "run") -> None:
+async def run_turns(store: Any, turns: int, result: str, run_id: str = "run") -> None:
     await run_tool_loop(
         Turns(turns), registry_giving(result), "go", run_id=run_id, checkpoints=store, checkpoint_key=KEY, max_steps=10_000
     )
@@ -70,6 +81,112 @@ async def test_doubling_the_turns_at_most_doubles_what_is_stored_and_a_little(tm
     assert sizes[100] <= 2.5 * sizes[50]
     assert sizes[200] <= 2.5 * sizes[100]
     assert sizes[200] - sizes[100] <= 100 * (1000 + 1000), "a turn costs its kilobyte and less than another"
+
+
+def file_size(path: Path) -> int:
+    return sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*"))
+
+
+async def test_doubling_the_turns_at_most_doubles_what_is_stored_in_postgres(one_postgres: Server) -> None:
+    sizes = []
+    for turns in (50, 100):
+        async with fresh_postgres(one_postgres) as store:
+            await run_turns(store, turns, KILOBYTE)
+            sizes.append(size_in_postgres(one_postgres, store))
+    assert sizes[1] <= 2.5 * sizes[0]
+    assert sizes[1] - sizes[0] <= 50 * (1000 + 1500), "pages are filled, indexes included, at four fifths or more"
+
+
+def size_in_postgres(server: Server, store: PostgresCheckpointStore) -> int:
+    """What all tables and indexes of the store take."""
+    ours = f"relkind = 'r' AND relnamespace = '{store._schema}'::regnamespace"
+    sql = f"SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE {ours}"
+    return int(server.sql(sql))
+
+
+async def test_doubling_the_turns_at_most_doubles_what_is_stored_in_redis(redis_server: RedisServer) -> None:
+    sizes = []
+    for turns in (50, 100):
+        async with fresh_redis(redis_server) as store:
+            await run_turns(store, turns, KILOBYTE)
+            sizes.append(await size_in_redis(redis_server, store))
+    assert sizes[1] <= 2.5 * sizes[0]
+    assert sizes[1] - sizes[0] <= 50 * (1000 + 1000), "a turn costs its kilobyte and less than another"
+
+
+async def size_in_redis(server: RedisServer, store: RedisCheckpointStore) -> int:
+    """What all keys of the store take."""
+    return sum(server.tell("MEMORY", "USAGE", key, "SAMPLES", "0") for key in await keys_of(server, store))
+
+
+# What a purge gives back.
+
+MANY = 8
+
+
+async def fill(store: Any, first: int) -> None:
+    for n in range(first, first + MANY):
+        await run_turns(store, 1, "x" * 20_000, f"run-{n}")
+
+
+async def purge(store: Any) -> None:
+    report = await Runs(store, checkpoint_key=KEY).purge(0, by="ana")
+    assert (len(report.removed), report.left) == (MANY, [])
+
+
+@pytest.mark.parametrize("by", ["sqlite3", "aiosqlite"])
+async def test_a_purge_and_a_vacuum_give_the_room_in_a_file_back(tmp_path: Path, by: str) -> None:
+    path = tmp_path / "runs.db"
+    native, other = SQLiteCheckpointStore(path), SQLAlchemyCheckpointStore(f"sqlite+aiosqlite:///{path}")
+    store = native if by == "sqlite3" else other
+    assert isinstance(store, Roomy)
+    await fill(store, 0)
+    full = file_size(path)
+    await purge(store)
+    assert await store.vacuum() >= 0.8 * MANY * 20_000
+    assert file_size(path) < 80_000 < MANY * 20_000 < full
+    await fill(store, MANY)
+    await purge(store)
+    assert len(await store.list_runs(status=RunStatus.DELETED)) == 2 * MANY, "the marks stay"
+    await native.close()
+    await other.close()
+
+
+async def test_without_a_vacuum_the_room_in_a_file_is_used_again(tmp_path: Path) -> None:
+    store = SQLiteCheckpointStore(tmp_path / "runs.db")
+    sizes = []
+    for first in range(0, 3 * MANY, MANY):
+        await fill(store, first)
+        sizes.append(await pages_of(store))
+        await purge(store)
+    assert sizes[2] <= 1.1 * sizes[0]
+    await store.close()
+
+
+async def pages_of(store: SQLiteCheckpointStore) -> int:
+    with closing(sqlite3.connect(store.path)) as db:
+        found: int = db.execute("PRAGMA page_count").fetchone()[0]
+        return found
+
+
+async def test_what_a_purge_leaves_in_redis_are_the_marks_alone(redis_server: RedisServer) -> None:
+    async with fresh_redis(redis_server) as store:
+        await fill(store, 0)
+        full = await size_in_redis(redis_server, store)
+        await purge(store)
+        assert full > MANY * 20_000
+        assert await size_in_redis(redis_server, store) < MANY * 1500
+
+
+async def test_what_a_purge_frees_in_postgres_is_used_again_once_it_is_vacuumed(one_postgres: Server) -> None:
+    async with fresh_postgres(one_postgres) as store:
+        sizes = []
+        for first in range(0, 3 * MANY, MANY):
+            await fill(store, first)
+            sizes.append(size_in_postgres(one_postgres, store))
+            await purge(store)
+            one_postgres.sql(f"VACUUM {store._schema}.agent_runtime_journal")
+        assert sizes[2] <= 1.2 * sizes[0]
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

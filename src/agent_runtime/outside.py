@@ -88,7 +88,7 @@ async def _once_it_stands(
     raise CheckpointConflict(f"run {run_id!r} changed each time it was to be {wish}; try again later")
 
 
-def _is_held(found: Found) -> bool:
+def is_held(found: Found) -> bool:
     """Whether an owner that may be alive holds the run: then it is that owner who writes."""
     return found.status is not RunStatus.QUARANTINED and seconds_held(found.stored.row, found.mark) is not None
 
@@ -155,7 +155,7 @@ async def cancel(backing: Backing, run_id: RunId, *, by: str, why: str, admit: A
         if first is None:
             await _leave(backing, run_id, MessageKind.CANCEL, word._asdict())  # a worker that waits beside the run hears it
             is_left = True
-        if _is_held(found):
+        if is_held(found):
             return is_left
         await _by_claim(backing, found, "cancel", lambda journal: _note_cancel(journal, first or word))
         return True
@@ -189,9 +189,9 @@ async def delete(backing: Backing, run_id: RunId, *, by: str, force: bool, admit
 
     async def write(found: Found) -> None:
         nonlocal was_sent
-        if _is_held(found):
+        if is_held(found):
             raise CheckpointConflict(f"run {run_id!r} has a worker that may be alive; cancel the run first, then delete it")
-        if not force and (why := _why_kept(found)):
+        if not force and (why := why_kept(found)):
             raise CheckpointConflict(f"run {run_id!r} {why}; decide first, or delete it all the same with force")
         row = found.stored.row
         was_sent = True
@@ -211,7 +211,7 @@ async def delete(backing: Backing, run_id: RunId, *, by: str, force: bool, admit
     _log.info("run %r was deleted by %s", run_id, by)
 
 
-def _why_kept(found: Found) -> str:
+def why_kept(found: Found) -> str:
     """What somebody has still to decide about a run."""
     if doubts := [life.call for life in _doubts(found)]:
         return f"has calls in doubt ({', '.join(doubts)}), and what is known of them would go too"
@@ -246,7 +246,7 @@ async def settle(backing: Backing, run_id: RunId, call: str, settling: Settling,
             raise
         if found.status.is_final:
             await _settle_ended(backing, found, said)
-        elif _is_held(found):
+        elif is_held(found):
             await _leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said, drained=True))
             again = await read_verified(backing, run_id)
             _check_first(await again.case(backing), life, said, now_ms)
@@ -263,7 +263,7 @@ async def settle(backing: Backing, run_id: RunId, call: str, settling: Settling,
 async def _note_over(backing: Backing, found: Found, life: CallLife, now_ms: int) -> None:
     """Where a worker is seen to be gone, say so in the run: from then on the time counts that its tool declares."""
     news = drain_of(life, found.stored.row, found.stored.records, now_ms).news
-    if news and not found.status.is_final and not _is_held(found):
+    if news and not found.status.is_final and not is_held(found):
         over = Over(sorted(news), milliseconds(await backing.store.now()))
         await _by_claim(backing, found, "settlement", partial(_stay, found, found.status), over=over)
 

@@ -1,4 +1,4 @@
-"""Operating runs: list and show them, answer their requests, settle, cancel, release, delete, verify. No tools needed.
+"""Operating runs: list, show, answer, settle, cancel, release, delete, purge, archive, verify. No tools needed.
 
 A row's seal is checked before anything is said of it. A run that is not as it was written is listed as corrupt, with why,
 and hides no other. Lists are read page by page, so that no store is too long for them.
@@ -11,16 +11,17 @@ and hides no other. Lists are read page by page, so that no store is too long fo
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
-from agent_runtime import codec, outside
+from agent_runtime import outside, retention
 from agent_runtime.approvals import ApprovalRequest, MayApprove, Verdict, request_of
-from agent_runtime.clock import moment
+from agent_runtime.archive import Archived, read_archive
+from agent_runtime.described import CORRUPT, IN_DOUBT, STATUSES, RunInfo, RunReport, describe_found, describe_row
 from agent_runtime.doubts import RerunInDoubt
 from agent_runtime.errors import (
     CheckpointConflict,
@@ -32,56 +33,25 @@ from agent_runtime.errors import (
     VerdictRefused,
 )
 from agent_runtime.ids import RunId, build_key, check_run_id
-from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRecord, StoredRow
-from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row
-from agent_runtime.journal.store import CheckpointStore
-from agent_runtime.lease import ProcessMark, find_mark, seconds_held
+from agent_runtime.journal.records import NO_OWNER, NO_SEAL, RunStatus, StoredRecord, StoredRow
+from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row, sealer_for
+from agent_runtime.journal.store import CheckpointStore, Searching
+from agent_runtime.lease import find_mark
 from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
+from agent_runtime.retention import FINISHED, Age, Policy, Purged, PurgeReport
 from agent_runtime.run import Backing, RunContext, prefix_of
 from agent_runtime.settlements import Settling
-from agent_runtime.timeline import Call, Timeline, read_timeline
+from agent_runtime.stores.memory import MemoryCheckpointStore
+from agent_runtime.timeline import read_timeline
 from agent_runtime.tools import ToolRegistry
-from agent_runtime.undo import UndoResult, undo_run
+from agent_runtime.undo import UndoResult, undo_id, undo_run
 
 PAGE = 100
 MOST_LISTED = 1000
+NAMELESS = "(a run without a name)"
 
-CORRUPT, INTERRUPTED, IN_DOUBT = "corrupt", "interrupted", "in-doubt"
-MOST_TOLD = 3
-LONGEST_TOLD = 200
-
-STATUSES = ("running", INTERRUPTED, "paused", IN_DOUBT, "quarantined", "done", "failed", "cancelled", CORRUPT)
-"""What a run is shown as. Its own words, but for the dead (`interrupted`), the doubtful (`in-doubt`) and the corrupt."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """A run as an operator sees it. Of a corrupt one nothing is said but its id and why."""
-
-    run_id: str
-    status: str
-    why: str = ""
-    """Why it is corrupt or in quarantine, what it waits for, what is in doubt, or by whom it was cancelled."""
-    kind: str = ""
-    name: str = ""
-    step: int = 0
-    epoch: int = 0
-    attempts: int = 0
-    """How often it was claimed without progress."""
-    owner: str = ""
-    """The process that holds or last held it, as `pid@host`; empty where it was given back."""
-    wake_at: datetime | None = None
-    created_at: datetime | None = None
-    updated_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunReport:
-    """A run that was verified as a whole, and what happened in it."""
-
-    info: RunInfo
-    timeline: Timeline
+__all__ = ["NAMELESS", "STATUSES", "RunInfo", "RunReport", "Runs", "Verified", "Which", "report_of_archive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +65,14 @@ class Verified:
     @property
     def holds(self) -> bool:
         return not self.why
+
+
+def report_of_archive(path: str | os.PathLike[str], *, checkpoint_key: CheckpointKey, tenant: str | None = None) -> RunReport:
+    """What happened to an archived run, once every seal in its file holds. Needs no store."""
+    run = read_archive(path, checkpoint_key=checkpoint_key, tenant=tenant)
+    found = open_stored(Backing(MemoryCheckpointStore(), KeyRing.of(checkpoint_key), run.row.tenant), run)
+    timeline = read_timeline(run.records, run.checkpoint)
+    return RunReport(describe_found(found, timeline), timeline)
 
 
 Which: TypeAlias = "ApprovalRequest | tuple[str, str]"
@@ -160,13 +138,13 @@ class Runs:
         """What happened to a run, every seal checked. `CheckpointNotFound`, `CheckpointStoreCorrupt`."""
         found = await self._read(run_id)
         timeline = read_timeline(found.stored.records, found.stored.checkpoint)
-        return RunReport(await self._describe(found, timeline), timeline)
+        return RunReport(describe_found(found, timeline), timeline)
 
     async def verify(self, run_id: str | None = None) -> Sequence[Verified]:
         """The run, or all runs that are not as they were written. For an operator."""
         if run_id is not None:
             self._check_operator()
-            return [await self._verify(check_run_id(run_id))]
+            return [await self._verify_named(check_run_id(run_id))]
         return [verified async for verified in self.verify_each() if not verified.holds]
 
     async def verify_each(self) -> AsyncIterator[Verified]:
@@ -176,6 +154,8 @@ class Runs:
             for row in page:
                 with suppress(CheckpointNotFound, CheckpointConflict):  # deleted since it was listed
                     yield await self._verify(row.run_id)
+        for stray in await self._strays():
+            yield Verified(NAMELESS, why=f"a run's records are there, from number {stray.number} on, and its row is gone")
 
     # Answering.
 
@@ -255,6 +235,59 @@ class Runs:
         """
         await outside.delete(self._backing, check_run_id(run_id), by=by, force=force, admit=self._admit)
 
+    # Keeping and removing many.
+
+    async def archive(self, run_id: str, file: str | os.PathLike[str] | IO[bytes]) -> Archived:
+        """Write a run that has ended to one file, which `verify_archive` checks with the key alone. It stays in the store.
+
+        The file is durable once this returns, with mode 0600, and made over nothing: `InvalidSetting`. `CheckpointConflict`
+        where the run has not ended.
+        """
+        return await retention.archive(self._backing, await self._read(run_id), file)
+
+    async def purge(
+        self,
+        older_than: Age,
+        *,
+        by: str,
+        status: str | Collection[str] = FINISHED,
+        name: str | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        force: bool = False,
+        archive_to: str | os.PathLike[str] | None = None,
+    ) -> PurgeReport:
+        """Remove the runs that were last written so long ago, by the store's clock, and have ended; what went, and what stays.
+
+        `status`: only those; a run that waits for somebody goes where its status is named, and by force. `dry_run` removes
+        nothing. `archive_to`: a folder; each run is archived there first. A run whose worker may be alive is never removed,
+        nor one that is corrupt. Stopped in the middle, it goes on when it is asked for again.
+        """
+        report = PurgeReport(dry_run)
+        async for purged in self.purge_each(
+            older_than, by=by, status=status, name=name, dry_run=dry_run, limit=limit, force=force, archive_to=archive_to
+        ):
+            (report.left if purged.left else report.removed).append(purged)
+        return report
+
+    def purge_each(
+        self,
+        older_than: Age,
+        *,
+        by: str,
+        status: str | Collection[str] = FINISHED,
+        name: str | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        force: bool = False,
+        archive_to: str | os.PathLike[str] | None = None,
+    ) -> AsyncIterator[Purged]:
+        """The same, one run after another, each once it is removed."""
+        policy = Policy.of(
+            older_than, status=status, by=by, name=name, dry_run=dry_run, limit=limit, force=force, archive_to=archive_to
+        )  # fmt: skip
+        return retention.purge_each(self._backing, policy, is_own=self._is_own, undo_of=undo_id)
+
     async def undo(
         self,
         run_id: str,
@@ -318,6 +351,20 @@ class Runs:
             return Verified(run_id, why=str(error))
         return Verified(run_id, len(found.stored.records))
 
+    async def _verify_named(self, run_id: RunId) -> Verified:
+        try:
+            return await self._verify(run_id)
+        except CheckpointNotFound:
+            sealers = [sealer_for(self._backing.ring, tenant=self._backing.tenant, run_id=run_id, key_id=key_id)
+                       for key_id in self._backing.ring.keys]  # fmt: skip
+            if not any(_is_first(stray, sealer) for stray in await self._strays() for sealer in sealers):
+                raise
+            return Verified(run_id, why=f"run {run_id!r} is not as it was written: its records are there, and its row is gone")
+
+    async def _strays(self) -> Sequence[StoredRecord]:
+        """Records of runs whose row is gone, where the store can tell: they do not name their run, but are sealed for it."""
+        return await self._store.strays() if isinstance(self._store, Searching) else []
+
     async def _pages(self, after: str | None) -> AsyncIterator[Sequence[StoredRow]]:
         last = None if after is None else RunId(after)
         while page := await self._store.list_runs(limit=PAGE, after=last):
@@ -352,17 +399,13 @@ class Runs:
         try:
             sealer = open_row(self._backing.ring, row, tenant=self._backing.tenant)
             if isinstance(whole, Found):
-                return await self._describe(whole, read_timeline(whole.stored.records))
+                return describe_found(whole)
             if isinstance(whole, str):
                 return RunInfo(row.run_id, CORRUPT, whole)
             mark = await find_mark(self._store, row) if row.owner != NO_OWNER else None
-            return _describe(row, mark, await self._reason(row, sealer))
+            return describe_row(row, mark, await self._reason(row, sealer))
         except (CheckpointStoreCorrupt, NewerFormat) as error:
             return RunInfo(row.run_id, CORRUPT, str(error))
-
-    async def _describe(self, found: Found, timeline: Timeline) -> RunInfo:
-        row = found.stored.row
-        return _describe(row, found.mark if row.owner != NO_OWNER else None, _why(found, timeline))
 
     async def _reason(self, row: StoredRow, sealer: Sealer) -> str:
         """Why a run is in quarantine: its last record says so, which the sealed row names, over the seal before it."""
@@ -380,40 +423,18 @@ _TOLD = {RunStatus.PAUSED: "paused", RunStatus.BLOCKED: IN_DOUBT, RunStatus.CANC
 """The runs of which a list says why they stand so, which their records tell."""
 
 
-def _why(found: Found, timeline: Timeline) -> str:
-    match found.status:
-        case RunStatus.QUARANTINED:
-            return read_reason(found.stored.records[-1])
-        case RunStatus.PAUSED:
-            return _tell("waiting for approval", timeline.pending)
-        case RunStatus.BLOCKED:
-            return _tell("in doubt", timeline.doubts)
-        case RunStatus.CANCELLED:
-            said = timeline.cancelled or {}
-            doubts = _tell("; still in doubt", timeline.doubts)
-            return f"cancelled by {said.get('by', '')}: {said.get('why', '')}{doubts}"
-        case _:
-            return ""
-
-
-def _tell(what: str, calls: Sequence[Call]) -> str:
-    """Calls in words: `waiting for approval: charge amount=100 (call 0)`."""
-    if not calls:
-        return ""
-    more = f" and {len(calls) - MOST_TOLD} more" if len(calls) > MOST_TOLD else ""
-    return f"{what}: " + "; ".join(told_call(call.tool, call.args, call.call) for call in calls[:MOST_TOLD]) + more
-
-
-def told_call(tool: str, args: Mapping[str, object], call: str) -> str:
-    """A call in words, with its arguments as far as a line takes them."""
-    told = " ".join([tool, *(f"{name}={codec.encode_readable(codec.readable(value))}" for name, value in args.items())])
-    shown = told if len(told) <= LONGEST_TOLD else f"{told[:LONGEST_TOLD]}…"
-    return f"{shown} (call {call})"
-
-
 def _open_requests(found: Found) -> Sequence[ApprovalRequest]:
     """The requests that may be answered now: none of a run in quarantine, which is to be released first."""
     return () if found.status is RunStatus.QUARANTINED else found.pending
+
+
+def _is_first(record: StoredRecord, sealer: Sealer) -> bool:
+    """Whether the record is the first of the sealer's run."""
+    place = (record.number, record.epoch, record.kind, record.call, record.attempt)
+    try:
+        return record.number == 1 and hmac.compare_digest(sealer.record(*place, NO_SEAL, record.body), record.seal)
+    except NO_SUCH_VALUES:
+        return False
 
 
 def _is_head(row: StoredRow, sealer: Sealer, before: StoredRecord, record: StoredRecord) -> bool:
@@ -423,39 +444,3 @@ def _is_head(row: StoredRow, sealer: Sealer, before: StoredRecord, record: Store
         return hmac.compare_digest(sealer.record(*place, before.seal, record.body), row.head)
     except NO_SUCH_VALUES:
         return False
-
-
-def _describe(row: StoredRow, mark: ProcessMark | None, why: str) -> RunInfo:
-    return RunInfo(
-        run_id=row.run_id,
-        status=_word(row, mark),
-        why=why,
-        kind=row.kind,
-        name=row.name,
-        step=row.step,
-        epoch=row.epoch,
-        attempts=row.attempts,
-        owner="" if mark is None else f"{mark.pid}@{mark.host.split('/')[0]}",
-        wake_at=_moment(row.wake_at),
-        created_at=_moment(row.created_at),
-        updated_at=_moment(row.updated_at),
-    )
-
-
-def _word(row: StoredRow, mark: ProcessMark | None) -> str:
-    """The status as it is: a run whose worker is gone does not run, whatever its row says."""
-    match RunStatus(row.status):
-        case RunStatus.RUNNING:
-            return INTERRUPTED if seconds_held(row, mark) is None else "running"
-        case RunStatus.BLOCKED:
-            return IN_DOUBT
-        case status:
-            return status.name.lower()
-
-
-def _moment(milliseconds_utc: int | None) -> datetime | None:
-    """An unsealed column: what no calendar holds is not shown."""
-    try:
-        return moment(milliseconds_utc) if milliseconds_utc else None
-    except (ValueError, OverflowError, OSError, TypeError):
-        return None

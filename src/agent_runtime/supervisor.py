@@ -20,7 +20,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,11 +29,13 @@ from agent_runtime.abandoned import Lookout, Seen
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
 from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreUnavailable
+from agent_runtime.housekeeping import COMMAND, Housekeeper, Purge
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RunStatus, StoredRow
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.lease import ProcessMark, mark_of_child
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
+from agent_runtime.retention import FINISHED, Age, parse_duration
 from agent_runtime.settings import Settings, read_settings
 from agent_runtime.stores import open_store
 from agent_runtime.telemetry import plain_line
@@ -122,10 +124,14 @@ class Supervisor:
         environ: Mapping[str, str],
         until_idle: bool = False,
         as_json: bool = False,
+        purge_after: Age | None = None,
+        purge_status: Collection[str] = FINISHED,
+        purge_command: Sequence[str] = COMMAND,
         clock: Clock = SYSTEM_CLOCK,
         entropy: Entropy = SYSTEM_ENTROPY,
         offload: Offload = SYSTEM_OFFLOAD,
     ) -> None:
+        """`purge_after`: also have the program's runs of `purge_status` removed that were last written so long ago."""
         self._store = store
         self._program = program
         self._terms = terms
@@ -136,6 +142,8 @@ class Supervisor:
         self._entropy = entropy
         self._offload = offload
         self._lookout = Lookout(store, name=program.name, kind=program.kind, poll_seconds=terms.poll_seconds, clock=clock)
+        purge = Purge.of(purge_after, purge_status, purge_command)
+        self._housekeeper = Housekeeper(purge, name=program.name, environ=self._environ, clock=clock, tell=self._tell)
         self._stopped = asyncio.Event()
         self._woken = asyncio.Event()
         self._trust_from = float("-inf")
@@ -159,15 +167,18 @@ class Supervisor:
         self._tell("supervisor", times)
         while not self._stopped.is_set():
             await self._look_and_start()
+            if self._away_since is None:
+                self._housekeeper.look()
             if self._until_idle and self._is_idle:
                 return
             await self._rest()
+        self._housekeeper.stop()
         await self._drain()
 
     @property
     def _is_idle(self) -> bool:
         """Whether nothing is left to start. What ended since the look began is for the next look to see."""
-        is_quiet = self._away_since is None and not self._working and not self._woken.is_set()
+        is_quiet = not (self._away_since is not None or self._working or self._woken.is_set() or self._housekeeper.is_busy)
         return is_quiet and all(map(self._is_given_up, self._lookout.last.free))
 
     # Looking.
@@ -379,6 +390,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--max-workers", type=int, default=max(4, 2 * (os.cpu_count() or 1)), metavar="N",
         help="how many workers run at once (default here: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--purge-after",
+        metavar="AGE",
+        help="also remove this program's runs that ended so long ago: 30d, 12h (default: never)",
+    )
+    parser.add_argument(
+        "--purge-status", action="append", choices=FINISHED, help="of those only these; may be repeated (default: all three)"
+    )
     parser.add_argument("--until-idle", action="store_true", help="end once no run is left that a worker could go on with")
     parser.add_argument("--json", action="store_true", help="one JSON line an event; workers then write to standard error")
 
@@ -402,9 +421,11 @@ async def _until_told_to_stop(
     if settings.database_url.startswith("memory:"):
         raise InvalidSetting("a supervisor watches a store that other processes write, found memory://; set DATABASE_URL")
     terms = Terms.of(settings, options.max_workers)
+    purge_after = None if options.purge_after is None else parse_duration(options.purge_after)
     store = open_store(settings.database_url)
     supervisor = Supervisor(
-        store, program, terms, environ=environ, until_idle=options.until_idle, as_json=options.json
+        store, program, terms, environ=environ, until_idle=options.until_idle, as_json=options.json, purge_after=purge_after,
+        purge_status=options.purge_status or FINISHED,
     )  # fmt: skip
     task = asyncio.current_task()
     assert task is not None

@@ -156,7 +156,7 @@ def test_what_is_not_stored_is_an_error_and_a_closed_pipe_is_none(crashed: Job) 
 def test_verify_shows_on_a_terminal_how_far_it_is(crashed: Job) -> None:
     change(crashed, "UPDATE runs SET name = name")
     primary, secondary = pty.openpty()
-    program = "import sys; from agent_runtime.cli import operate, main; operate.PROGRESS_EVERY = 1; sys.exit(main(['verify']))"
+    program = "import sys; from agent_runtime.cli import keep, main; keep.PROGRESS_EVERY = 1; sys.exit(main(['verify']))"
     with subprocess.Popen(
         [sys.executable, "-c", program], cwd=crashed.folder, env=environment({}), stderr=secondary, stdout=subprocess.PIPE
     ) as process:
@@ -165,7 +165,7 @@ def test_verify_shows_on_a_terminal_how_far_it_is(crashed: Job) -> None:
     shown = os.read(primary, 65536).decode()
     os.close(primary)
     assert out.decode().startswith("verified 3 runs")
-    assert "\r3 runs" in shown
+    assert "] 3 runs" in shown
     assert shown.endswith("\r\x1b[K")
 
 

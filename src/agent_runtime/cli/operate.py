@@ -1,4 +1,4 @@
-"""`agent-runtime runs`, `show`, `release`, `verify`: the commands of an operator."""
+"""`agent-runtime runs`, `show`, `release`: the commands of an operator who looks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from agent_runtime.cli import decide
+from agent_runtime.cli import decide, keep
 from agent_runtime.cli.decide import add_command, user_name
 from agent_runtime.cli.drawn import FINE, PLAIN, draw_text
 from agent_runtime.cli.tables import json_line, print_rows, print_table, printable, told_at
@@ -18,13 +18,12 @@ from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.picture import draw
 from agent_runtime.provision import stored_key
-from agent_runtime.runs import STATUSES, RunInfo, RunReport, Runs, Verified
+from agent_runtime.runs import STATUSES, RunInfo, RunReport, Runs, report_of_archive
 from agent_runtime.settings import Settings, read_settings
 from agent_runtime.stores import file_at, open_store
 from agent_runtime.timeline import Call, Moment
 
 HEAD = ("RUN", "STATUS", "PROGRAM", "STEP", "ATTEMPTS", "WORKER", "UPDATED", "WHY")
-PROGRESS_EVERY = 50
 LONGEST_DETAIL = 200
 MOMENT = 48
 """About how many columns stand before the details of a record."""
@@ -35,12 +34,11 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     runs = add_command(commands, "runs", "list the runs, the dead and the doubtful by what they are")
     runs.add_argument("--status", choices=STATUSES, help="only runs that stand so")
     show = add_command(commands, "show", "say what happened to a run, claim by claim")
-    show.add_argument("run", metavar="RUN")
+    show.add_argument("run", metavar="RUN", help="its id, or the file that it is archived in")
     release = add_command(commands, "release", "let a quarantined run go again")
     release.add_argument("run", metavar="RUN")
     release.add_argument("--by", metavar="NAME", help="who says so; it is recorded (default: the user)")
-    verify = add_command(commands, "verify", "open every seal of a run, or of all; exit code 1 where anything is corrupt")
-    verify.add_argument("run", metavar="RUN", nargs="?")
+    keep.add_commands(commands)
     decide.add_commands(commands)
 
 
@@ -51,6 +49,8 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
+    if keep.needs_no_store(chosen):
+        return _show_file(chosen, settings) if chosen.command == "show" else await keep.verify(None, chosen, settings)
     _check_there(settings.database_url)
     key = stored_key(settings)
     store = open_store(settings.database_url)
@@ -64,7 +64,11 @@ async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
             case "release":
                 return await _release(runs, chosen)
             case "verify":
-                return await _verify(runs, chosen)
+                return await keep.verify(runs, chosen, settings)
+            case "archive":
+                return await keep.archive(runs, chosen)
+            case "purge":
+                return await keep.purge(runs, store, chosen)
             case _:
                 return await decide.decide(runs, chosen)
     finally:
@@ -120,6 +124,11 @@ def _show(report: RunReport, *, as_json: bool) -> int:
     else:
         _print_report(report)
     return 0
+
+
+def _show_file(chosen: argparse.Namespace, settings: Settings) -> int:
+    """What happened to an archived run, once every seal in its file holds."""
+    return _show(report_of_archive(chosen.run, checkpoint_key=stored_key(settings)), as_json=chosen.json)
 
 
 def _print_report(report: RunReport) -> None:
@@ -205,7 +214,7 @@ def _told(call: Call) -> str:
     return f"call {call.call}, {call.tool}{json_line(call.args)}{attempt}"
 
 
-# Releasing and verifying.
+# Releasing.
 
 
 async def _release(runs: Runs, chosen: argparse.Namespace) -> int:
@@ -216,40 +225,3 @@ async def _release(runs: Runs, chosen: argparse.Namespace) -> int:
         said = "goes again" if released else "is in no quarantine; nothing was changed"
         print(printable(f"run {chosen.run} {said}"))
     return 0
-
-
-async def _verify(runs: Runs, chosen: argparse.Namespace) -> int:
-    count, records, corrupt = 0, 0, 0
-    async for verified in _to_verify(runs, chosen.run):
-        count, records, corrupt = count + 1, records + verified.records, corrupt + (not verified.holds)
-        if chosen.json:
-            print(
-                json_line({"run": verified.run_id, "records": verified.records, "holds": verified.holds, "why": verified.why})
-            )
-        elif not verified.holds:
-            _clear_progress()
-            print(printable(f"corrupt  {verified.run_id}  {verified.why}"))
-        _show_progress(count)
-    _clear_progress()
-    if not chosen.json:
-        print(f"verified {count} {'run' if count == 1 else 'runs'}, {records} records: {corrupt or 'none'} corrupt")
-    return 1 if corrupt else 0
-
-
-async def _to_verify(runs: Runs, run: str | None) -> AsyncIterator[Verified]:
-    if run is not None:
-        [verified] = await runs.verify(run)
-        yield verified
-        return
-    async for verified in runs.verify_each():
-        yield verified
-
-
-def _show_progress(count: int) -> None:
-    if count % PROGRESS_EVERY == 0 and sys.stderr.isatty():
-        print(f"\r{count} runs", end="", file=sys.stderr, flush=True)
-
-
-def _clear_progress() -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

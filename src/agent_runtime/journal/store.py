@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from agent_runtime.ids import RunId, Step
 from agent_runtime.journal.records import (
@@ -165,6 +165,25 @@ class AtOnce(Protocol):
 
     def commit_at_once(self, append: Append) -> Answer | None:
         """Carry one append without waiting for anybody; None, and nothing written, where that cannot be done now."""
+
+
+@runtime_checkable
+class Roomy(Protocol):
+    """What a store may offer besides: room that was used, and is not given back by itself."""
+
+    async def vacuum(self) -> int:
+        """Give the room of what was removed back; how many bytes. It may hold up writers for as long as it takes."""
+
+
+MOST_STRAYS = 100
+
+
+@runtime_checkable
+class Searching(Protocol):
+    """What a store may offer besides, whose records do not name their run: records that no row leads to."""
+
+    async def strays(self) -> list[StoredRecord]:
+        """The first record that is left of each run whose row is gone, of some of them. It goes through all runs."""
 
 
 class Store(ABC):

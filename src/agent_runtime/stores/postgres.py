@@ -21,7 +21,7 @@ from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreRefused, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
-from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Ear, Guard, check_append
+from agent_runtime.journal.store import MOST_STRAYS, Answer, AnswerKind, Append, BatchStore, Ear, Guard, check_append
 from agent_runtime.stores.answers import why_refused
 from agent_runtime.stores.postgres_batch import (
     Placed,
@@ -185,6 +185,12 @@ class PostgresCheckpointStore(BatchStore):
     async def inbox(self, run_id: RunId) -> list[StoredMessage]:
         found = await self._link.read(lambda db: db.fetch(self._sql["select_messages"], run_id))
         return [StoredMessage._make(row) for row in found]
+
+    async def strays(self) -> list[StoredRecord]:
+        """The first record that is left of runs whose row is gone."""
+        sql = self._sql["select_strays"]
+        found = await self._link.read(lambda db: db.fetch(sql, MOST_STRAYS, timeout=LOADS_TAKE * self._timeout))
+        return [StoredRecord._make(row) for row in found]
 
     async def listen(self, ring: Callable[[], None]) -> Ear:
         if self._pooler or not isinstance(self._link, Link):  # no session of ours stays one and the same

@@ -14,7 +14,7 @@ from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredMessage, StoredRecord, StoredRow, StoredRun
-from agent_runtime.journal.store import Answer, Append, BatchStore, CheckpointStore, Guard
+from agent_runtime.journal.store import Answer, Append, BatchStore, CheckpointStore, Guard, Roomy, Searching
 from agent_runtime.stores.sqlalchemy_engine import Source, driver_of
 
 if TYPE_CHECKING:
@@ -106,10 +106,18 @@ class SQLAlchemyCheckpointStore(BatchStore):
     async def inbox(self, run_id: RunId) -> list[StoredMessage]:
         return await self._tables.inbox(run_id)
 
+    async def strays(self) -> list[StoredRecord]:
+        """The first record that is left of runs whose row is gone."""
+        return await self._tables.strays() if isinstance(self._tables, Searching) else []
+
     async def now(self) -> datetime:
         return await self._tables.now()
 
     # Its connections.
+
+    async def vacuum(self) -> int:
+        """Give the room of what was removed back to the file system; 0 where the database does so by itself."""
+        return await self._tables.vacuum() if isinstance(self._tables, Roomy) else 0
 
     def reopen(self) -> SQLAlchemyCheckpointStore:
         again = object.__new__(SQLAlchemyCheckpointStore)

@@ -27,6 +27,7 @@ from agent_runtime.stores.sqlite_file import (
     set_up,
     translate,
     translated,
+    vacuum,
 )
 from agent_runtime.stores.sqlite_tables import SQLiteTables
 
@@ -59,6 +60,16 @@ class SQLiteByEngine(SQLiteTables):
 
     def reopen(self) -> SQLiteByEngine:
         return SQLiteByEngine(self._source, timeout_seconds=self._timeout, clock=self._clock)
+
+    async def vacuum(self) -> int:
+        """Write the file anew without the room of what was removed; how many bytes it is shorter. Writers wait meanwhile."""
+        self._enter_loop()
+        async with self._writes, self._connected() as connection:
+            return await self._patiently(lambda: connection.run_sync(self._vacuum))
+
+    def _vacuum(self, inner: Connection) -> int:
+        with translated(self.path):
+            return vacuum(Statements(inner), self.path)
 
     async def close(self) -> None:
         self._is_closed = True

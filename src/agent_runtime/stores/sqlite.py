@@ -33,6 +33,7 @@ from agent_runtime.stores.sqlite_file import (
     set_up,
     translate,
     translated,
+    vacuum,
 )
 from agent_runtime.stores.sqlite_tables import SQLiteTables
 
@@ -82,6 +83,20 @@ class SQLiteCheckpointStore(SQLiteTables):
         except Busy:
             return None
         return Answer(AnswerKind.UNKNOWN) if answer is None else answer
+
+    async def vacuum(self) -> int:
+        """Write the file anew without the room of what was removed; how many bytes it is shorter. Writers wait meanwhile."""
+        await self._open()
+        return await self._on_thread(self._vacuum)
+
+    def _vacuum(self) -> int:
+        db = self._connected()
+        db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+        try:
+            with readable(self.path):
+                return vacuum(db, self.path)
+        finally:
+            db.execute("PRAGMA busy_timeout = 0")
 
     async def listen(self, ring: Callable[[], None]) -> Ear:
         await self._open()

@@ -142,6 +142,18 @@ def set_up(db: Database, path: str) -> None:
         )
 
 
+def vacuum(db: Database, path: str) -> int:
+    """Write the file anew without the room of what was removed; how many bytes file and log are shorter."""
+    before = _size(path)
+    db.execute(SQL["vacuum"])
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return max(0, before - _size(path))
+
+
+def _size(path: str) -> int:
+    return sum(os.path.getsize(name) for name in (path, f"{path}-wal") if os.path.exists(name))
+
+
 def _is_set_up(db: Database, path: str) -> bool:
     application, schema = _pragma(db, "application_id"), _pragma(db, "user_version")
     if application == APPLICATION_ID:

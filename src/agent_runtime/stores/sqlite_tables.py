@@ -13,7 +13,7 @@ from typing import TypeVar
 from agent_runtime.clock import Clock
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RunStatus, StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
-from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
+from agent_runtime.journal.store import MOST_STRAYS, Answer, AnswerKind, Append, BatchStore, Guard, check_append
 from agent_runtime.stores.answers import why_refused
 from agent_runtime.stores.sqlite_batch import Batch, changes, runs_on
 from agent_runtime.stores.sqlite_file import SQL, Database
@@ -90,6 +90,12 @@ class SQLiteTables(BatchStore):
 
     async def inbox(self, run_id: RunId) -> list[StoredMessage]:
         return await self._read(lambda db: self._read_messages(db, run_id))
+
+    async def strays(self) -> list[StoredRecord]:
+        """The first record that is left of runs whose row is gone."""
+        return await self._read(
+            lambda db: [StoredRecord._make(row) for row in db.execute(SQL["select_strays"], (MOST_STRAYS,))]
+        )
 
     async def now(self) -> datetime:
         return self._clock.now()

@@ -214,6 +214,15 @@ WITH r AS MATERIALIZED (SELECT key << 24 AS start FROM {runs} WHERE run_id = $1)
 SELECT place & 16777215, epoch, kind, call, attempt, body, seal FROM {journal}
 WHERE place BETWEEN (SELECT start + 1 + least($2::int8, 16777215) FROM r) AND (SELECT start + 16777215 FROM r) ORDER BY place;
 
+-- select_strays: the first record that is left of each run whose row is gone; the index leads from run to run
+WITH RECURSIVE k (place) AS (
+    SELECT min(place) FROM {journal}
+    UNION ALL
+    SELECT (SELECT min(place) FROM {journal} WHERE place >= ((k.place >> 24) + 1) << 24) FROM k WHERE k.place IS NOT NULL
+)
+SELECT j.place & 16777215, j.epoch, j.kind, j.call, j.attempt, j.body, j.seal FROM k JOIN {journal} j USING (place)
+WHERE NOT EXISTS (SELECT 1 FROM {runs} r WHERE r.key = k.place >> 24) LIMIT $1;
+
 -- select_all_records: the records of many runs, those of each in order. Run by run: a join that is ordered as a whole may be
 -- worked by reading the whole journal in order.
 SELECT j.*, k.key FROM unnest($1::int8[]) AS k (key), LATERAL (

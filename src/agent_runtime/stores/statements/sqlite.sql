@@ -117,6 +117,16 @@ SELECT step, body, seal FROM checkpoints WHERE key = ?;
 -- select_records: the records past a number
 SELECT number, epoch, kind, call, attempt, body, seal FROM journal WHERE key = ? AND number > ? ORDER BY number;
 
+-- select_strays: the first record that is left of each run whose row is gone; the index leads from run to run
+WITH RECURSIVE k (key) AS (
+    SELECT min(key) FROM journal
+    UNION ALL
+    SELECT (SELECT min(key) FROM journal WHERE key > k.key) FROM k WHERE k.key IS NOT NULL
+)
+SELECT j.number, j.epoch, j.kind, j.call, j.attempt, j.body, j.seal FROM k
+JOIN journal j ON j.key = k.key AND j.number = (SELECT min(number) FROM journal f WHERE f.key = k.key)
+WHERE NOT EXISTS (SELECT 1 FROM runs r WHERE r.key = k.key) LIMIT ?;
+
 -- list_unfinished: rows that are not final, by id
 SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
        lease_ms, wake_at, heartbeat_at, (? - heartbeat_at) / 1000, posted, created_at, updated_at
@@ -176,3 +186,6 @@ DELETE FROM checkpoints WHERE key = ?;
 
 -- delete_messages: the messages of a deleted run
 DELETE FROM inbox WHERE key = ?;
+
+-- vacuum: write the file anew, without the room of what was removed
+VACUUM;
