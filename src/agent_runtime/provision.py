@@ -115,7 +115,7 @@ async def _work(
     backing: dict[str, Any] = {
         "checkpoints": store,
         "checkpoint_key": ring,
-        "sinks": [LogSink(describe=_describe)],
+        "sinks": [LogSink(payloads=True, describe=_describe)],
         "crash": plan,
         "commits": "each",
         "lease_seconds": settings.lease_seconds,

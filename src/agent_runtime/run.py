@@ -220,7 +220,14 @@ class Run:
 
     def announce(self, name: str, data: Mapping[str, object]) -> None:
         """Tell the sinks now."""
-        events.emit(self.backing.sinks, name, self.run_id, data)
+        journal, backing = self.journal, self.backing
+        events.emit(backing.sinks, name, journal.run_id, data, tenant=backing.tenant, epoch=journal.epoch)
+
+    def told(self) -> dict[str, object]:
+        """What events say of the run as a whole."""
+        journal, thread = self.journal, self.context.thread
+        known = {"kind": journal.kind, "step": journal.step, "name": journal.name}
+        return known if thread is None else {**known, "thread": thread}
 
     def announce_when_committed(self, name: str, data: Mapping[str, object]) -> None:
         """Tell the sinks once everything noted so far is committed."""
@@ -328,14 +335,24 @@ class Run:
         self.journal.give_back()
         await self.barrier()
 
-    def let_go(self) -> None:
-        """Nothing more is written: stop the heartbeat, and be no living owner once no thread works for the run."""
+    def let_go(self, error: BaseException | None = None) -> None:
+        """Nothing more is written: stop the heartbeat, and be no living owner once no thread works for the run.
+
+        `error`: what stopped this worker, if anything did.
+        """
         self.journal.leave()
+        if self.has_sinks:
+            self._announce_left(error)
         running = [job for job in self._jobs if job.running]
         if not running:
             self._forget_owner()
         for job in running:
             job.when_ended(self._forget_if_last)
+
+    def _announce_left(self, error: BaseException | None) -> None:
+        journal = self.journal
+        left = {"kind": journal.kind, "step": journal.step, "status": journal.status.name.lower()}
+        self.announce("run.left", left if error is None else {**left, "error": type(error).__name__})
 
     def _forget_if_last(self) -> None:
         if not self.has_running_thread:
@@ -399,10 +416,11 @@ def start(
         **({} if keys_of is None else {"keys_of": keys_of}),
     }
     journal.note(RecordKind.OPENED, body=codec.encode_checked(opened))
-    journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, "start"))
+    trace = events.find_trace(backing.sinks, run_id, tenant=backing.tenant, epoch=journal.epoch) if backing.sinks else ""
+    journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, "start", trace=trace))
     run = Run(backing, journal, opened=opened, lives={}, recovering=False)
     if run.has_sinks:
-        run.announce_when_committed("run.started", {"kind": kind, "step": 0})
+        run.announce_when_committed("run.started", run.told())
     return run
 
 
