@@ -59,15 +59,15 @@ def emit(
             report_once(sink, name)
 
 
-def find_trace(sinks: Sequence[Sink], run_id: str, *, tenant: str, epoch: int) -> str:
+def find_trace(sinks: Sequence[Sink], run_id: str, *, tenant: str, epoch: int, kind: str, name: str) -> str:
     """Where in a trace an owner's work on a run stands, to be written down with its claim: what the first sink says that
-    has a method `trace(run_id, tenant=, epoch=)`; empty where none does."""
+    has a method `trace` with these arguments; empty where none does."""
     for sink in sinks:
         ask = getattr(sink, "trace", None)
         if ask is None:
             continue
         try:
-            return str(ask(run_id, tenant=tenant, epoch=epoch))
+            return str(ask(run_id, tenant=tenant, epoch=epoch, kind=kind, name=name))
         except Exception:  # as in `emit`
             report_once(sink, "trace")
     return ""

@@ -25,7 +25,6 @@ from agent_runtime.errors import (
     RecoveryNeedsDecision,
     RunQuarantined,
 )
-from agent_runtime.events import find_trace
 from agent_runtime.ids import RunId, build_key
 from agent_runtime.inbox import Message, read_inbox
 from agent_runtime.journal.commits import group_commit
@@ -36,7 +35,7 @@ from agent_runtime.journal.seal import open_run, sealer_for
 from agent_runtime.journal.states import CallState
 from agent_runtime.journal.store import Guard
 from agent_runtime.lease import ProcessMark, claimed_body, is_dead, last_trace, own_mark, seconds_held
-from agent_runtime.run import Backing, Run, RunContext, check_identity, prefix_of
+from agent_runtime.run import Backing, Run, RunContext, check_identity, prefix_of, trace_of
 from agent_runtime.settlements import Over, hint_ms, read_settled
 
 CLAIM_TRIES = 5
@@ -231,8 +230,8 @@ async def _claim(
 ) -> Run | None:
     """The run, claimed and written with what was decided; None where that ended it."""
     why = "take over" if take_over else "recovery"
-    row, sinks = found.stored.row, backing.sinks
-    trace = find_trace(sinks, row.run_id, tenant=backing.tenant, epoch=row.epoch + 1) if sinks else ""
+    row = found.stored.row
+    trace = trace_of(backing, row._replace(epoch=row.epoch + 1)) if backing.sinks else ""
     journal = claiming(backing, found, why, take_over=take_over, over=decisions.over, trace=trace)
     attempts = journal.attempts
     for kind, call, attempt, body in decisions.records:

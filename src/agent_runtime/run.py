@@ -21,7 +21,7 @@ from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
 from agent_runtime.inbox import Cancel, find_cancel, leave_late, read_inbox
 from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Commits, Journal, new_row
-from agent_runtime.journal.records import OWNER_SIZE, RecordKind, RunStatus
+from agent_runtime.journal.records import OWNER_SIZE, RecordKind, RunStatus, StoredRow
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.seal import KeyRing, sealer_for
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
@@ -391,6 +391,13 @@ def prefix_of(run_id: RunId, opened: Mapping[str, Any]) -> str:
     return key_prefix(opened.get("keys_of", run_id), opened["namespace"])
 
 
+def trace_of(backing: Backing, row: StoredRow) -> str:
+    """Where in a trace the work under this row's epoch stands, as a sink says."""
+    return events.find_trace(
+        backing.sinks, row.run_id, tenant=backing.tenant, epoch=row.epoch, kind=row.kind, name=row.name
+    )  # fmt: skip
+
+
 def start(
     backing: Backing,
     run_id: RunId,
@@ -416,7 +423,7 @@ def start(
         **({} if keys_of is None else {"keys_of": keys_of}),
     }
     journal.note(RecordKind.OPENED, body=codec.encode_checked(opened))
-    trace = events.find_trace(backing.sinks, run_id, tenant=backing.tenant, epoch=journal.epoch) if backing.sinks else ""
+    trace = trace_of(backing, row) if backing.sinks else ""
     journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, "start", trace=trace))
     run = Run(backing, journal, opened=opened, lives={}, recovering=False)
     if run.has_sinks:
