@@ -103,7 +103,7 @@ class OpenTelemetrySink:
             del self._works[place]
             self._leave(work, event.data)
             return
-        work.is_claimed = True
+        work.is_claimed = work.is_claimed or event.name != "run.fenced"
         if (tell := _TELL.get(event.name)) is not None:
             tell(self, work, event.data)
         elif event.name in _NOTED:
