@@ -31,6 +31,13 @@ KEY_LINES = {
     ],
     "ask": ["done - closed the account of Kim: asked for it"],
     "operate": ["ana done step 1", "claim 1 (start), which ended it: done", "released: False", "corrupt: 0"],
+    "telemetry": [
+        "!!! the worker dies",
+        "  execute_tool charge_card  attempt=2",
+        "invoke_agent seller  replayed=3  rerun=1  run.status=done  linked to the owner before",
+        'agent_runtime_calls_total{outcome="done",tool="charge_card"} 1.0',
+        "agent_runtime_takeovers_total 1.0",
+    ],
     "tools": [
         '    {"show":"Hamlet","day":"2030-05-01"}',
         "    error: SoldOut: no seats on that day",
