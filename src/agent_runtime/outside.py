@@ -366,7 +366,7 @@ async def _settle_ended(backing: Backing, found: Found, said: Said) -> None:
         group_commit(backing.store, backing.clock), sealer, clock=backing.clock, row=as_it_is, guard=guard, mode=backing.mode
     )
     try:
-        journal.note(RecordKind.SETTLED, said.call, said.attempt, settled_body(said))
+        journal.note(RecordKind.SETTLED, said.call, said.attempt, codec.timed(settled_body(said), backing.clock.now_ms()))
         journal.attempts = row.attempts
         await journal.barrier()
     finally:

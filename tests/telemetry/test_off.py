@@ -14,18 +14,18 @@ SHARE = 0.01
 
 
 def test_without_a_sink_telemetry_takes_less_than_one_in_a_hundred_instructions_of_a_step() -> None:
-    every, telling = per_step(few=5, many=25)
+    every, telling = per_step(few=2, many=10)
     assert 0 < telling < SHARE * every, f"{telling} of {every}"
 
 
 def test_without_a_sink_no_event_is_made_and_no_hook_is_called() -> None:
-    entered = count(5).entered
+    entered = count(3).entered
     assert "agent_runtime.executor.call" in entered, "the count sees the package"
     assert {name for name in entered if TELLING.match(name)} == set()
 
 
 def test_with_a_sink_the_same_count_sees_the_events() -> None:
-    entered = count(5, [lambda event: None]).entered
+    entered = count(3, [lambda event: None]).entered
     told = {name for name in entered if TELLING.match(name)}
     assert {
         "agent_runtime.events.emit",
