@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,8 @@ from agent_runtime.telemetry import HistorySink, LogSink, log_line
 
 def lines_of(name: str, data: dict[str, object], **options: object) -> list[str]:
     stream = io.StringIO()
-    LogSink(stream, **options)(Event(name, "run", data))  # type: ignore[arg-type]  # options of the sink
+    given: dict[str, Any] = {"payloads": True, **options}
+    LogSink(stream, **given)(Event(name, "run", data))
     return stream.getvalue().splitlines()
 
 
@@ -68,6 +70,10 @@ def test_a_decision_for_several_calls_is_a_line_for_each() -> None:
 def test_a_description_of_ones_own_stands_for_the_result() -> None:
     lines = lines_of("call.done", {**CALL, "result": {"secret": 1, "id": "i-1"}}, describe=lambda result: {"id": "i-1"})
     assert lines == ["INFO confirmed run=run seq=2 key=run:2.1 id=i-1"]
+    lines = lines_of(
+        "call.done", {**CALL, "result": {"secret": 1, "id": "i-1"}}, payloads=False, describe=lambda result: {"id": "i-1"}
+    )
+    assert lines == ["INFO confirmed run=run seq=2 tool=charge key=run:2.1 id=i-1"]
 
 
 @given(
@@ -115,7 +121,9 @@ def test_sinks_are_told_in_order_and_a_broken_one_stops_neither_the_others_nor_t
         emit([lambda event: told.append("first"), broken, history], "run.done", "run", {"steps": 1})
     assert told == ["first", "broken"]
     assert history.events == [Event("run.done", "run", {"steps": 1})]
-    assert len(caplog.records) == 1
+    with caplog.at_level(logging.ERROR, logger="agent_runtime"):
+        emit([broken, history], "run.done", "run", {"steps": 1})
+    assert len(caplog.records) == 1, "said once of each sink"
 
 
 def test_a_history_gives_names_and_the_events_of_one() -> None:

@@ -37,6 +37,13 @@ KEY_LINES = {
         "the id of ana is not used again",
         "changed: 2: the seal of the row does not hold under the key 'key'",
     ],
+    "telemetry": [
+        "!!! the worker dies",
+        "  execute_tool charge_card  attempt=2",
+        "invoke_agent seller  replayed=3  rerun=1  run.status=done  linked to the owner before",
+        'agent_runtime_calls_total{outcome="done",tool="charge_card"} 1.0',
+        "agent_runtime_takeovers_total 1.0",
+    ],
     "tools": [
         '    {"show":"Hamlet","day":"2030-05-01"}',
         "    error: SoldOut: no seats on that day",

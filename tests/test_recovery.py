@@ -231,7 +231,7 @@ async def test_every_doubt_is_decided_before_anything_acts(place: Place) -> None
     ]
     assert [tool for tool, _ in needed.value.calls] == ["charge", "email"]
     assert bench.entered.total() == entered
-    assert sink.names() == ["run.claimed", "call.in_doubt", "call.in_doubt", "run.blocked"]
+    assert sink.names() == ["run.claimed", "call.in_doubt", "call.in_doubt", "run.blocked", "run.left"]
     row = (await place.load("run")).row
     assert (row.status, row.owner) == (RunStatus.BLOCKED, NO_OWNER)
     await half_decided(place, bench, model, needed.value.doubts)

@@ -42,7 +42,7 @@ def _no_sink_may_fail(caplog: pytest.LogCaptureFixture) -> object:
 
 async def test_what_people_say_of_a_run_has_its_lines(place: Place) -> None:
     bench, log = Bench(needs_approval=True), io.StringIO()
-    sinks: Sequence[Sink] = [LogSink(log)]
+    sinks: Sequence[Sink] = [LogSink(log, payloads=True)]
     model = Script(CALL, [("charge", {"amount": 6})], CALL, "done")
     paused = await Worker(place).run(model, bench.registry, sinks=sinks)
     [request] = paused.pending
@@ -75,13 +75,15 @@ async def test_a_settlement_has_its_line(place: Place) -> None:
     bench.after = fail
     with pytest.raises(RecoveryNeedsDecision):
         await Worker(place).run(Script(CALL, "done"), bench.registry)
-    await Worker(place).recover(Script(CALL, "done"), bench.registry, rerun_in_doubt=True, sinks=[LogSink(log)])
+    await Worker(place).recover(Script(CALL, "done"), bench.registry, rerun_in_doubt=True, sinks=[LogSink(log, payloads=True)])
     assert any("settled" in line and "how=rerun" in line for line in log.getvalue().splitlines())
 
 
 async def test_the_runs_of_flows_are_written_like_those_of_loops() -> None:
     bench, log = Bench(), io.StringIO()
     flow = Flow("pay", state=Count).node("pay", Call("charge", args=lambda _: {"amount": 5}, into="said")).end("pay")
-    result = await FlowRunner(Executor(bench.registry), sinks=[LogSink(log)]).run(flow, Count(), run_id=RunId("run"))
+    result = await FlowRunner(Executor(bench.registry), sinks=[LogSink(log, payloads=True)]).run(
+        flow, Count(), run_id=RunId("run")
+    )
     assert result.status == "done"
     assert [line.split()[1] for line in log.getvalue().splitlines()] == ["started", "calling", "confirmed", "done"]

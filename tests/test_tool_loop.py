@@ -270,10 +270,11 @@ async def told(place: Place, *steps: Any, die: tuple[CrashPoint, int] | None = N
 async def test_the_events_of_a_run_are_told_in_their_order(place: Place, commits: str) -> None:
     sink = await told(place, CALL, commits=commits)
     assert sink.names() == [
-        "run.started", "checkpoint.saved", "decision.made", "call.started", "call.done", "checkpoint.saved", "decision.made",
-        "checkpoint.saved", "run.done",
+        "run.started", "decision.asked", "decision.returned", "checkpoint.saved", "decision.made", "call.started",
+        "call.returned", "call.done", "checkpoint.saved", "decision.asked", "decision.returned", "decision.made",
+        "checkpoint.saved", "run.done", "run.left",
     ]  # fmt: skip
-    assert all(event.run_id == "run" for event in sink.events)
+    assert all((event.run_id, event.tenant, event.epoch) == ("run", "", 1) for event in sink.events)
 
 
 async def test_a_checkpoint_says_its_kind_step_status_and_stage_and_nothing_else(place: Place) -> None:
@@ -296,7 +297,8 @@ async def test_a_recovery_says_its_kind_step_and_what_it_replays_and_runs_again_
     names = sink.names()[sink.names().index("---") + 1 :]
     assert names == [
         "run.claimed", "run.recovered", "decision.replayed", "decision.replayed", "decision.replayed", "call.started",
-        "call.done", "checkpoint.saved", "decision.made", "checkpoint.saved", "run.done",
+        "call.returned", "call.done", "checkpoint.saved", "decision.asked", "decision.returned", "decision.made",
+        "checkpoint.saved", "run.done", "run.left",
     ]  # fmt: skip
 
 
@@ -336,7 +338,7 @@ async def test_a_sink_that_raises_disturbs_no_run_and_no_other_sink(place: Place
     sink, bench = HistorySink(), Bench()
     with caplog.at_level(logging.ERROR, logger="agent_runtime"):
         result = await Worker(place).run(Script(CALL, "done"), bench.registry, sinks=[broken, sink, broken])
-    assert (result.status, bench.effects, sink.names()[-1]) == ("done", 1, "run.done")
+    assert (result.status, bench.effects, sink.names()[-1]) == ("done", 1, "run.left")
     assert any("sink" in record.message for record in caplog.records)
 
 

@@ -64,7 +64,9 @@ if TYPE_CHECKING:
     from agent_runtime.run import RunContext
     from agent_runtime.runs import Runs
     from agent_runtime.settlements import Outcome, Rerun
-    from agent_runtime.telemetry import HistorySink, LogSink
+    from agent_runtime.telemetry import HistorySink, JsonLinesSink, LoggingSink, LogSink
+    from agent_runtime.telemetry_otel import OpenTelemetrySink
+    from agent_runtime.telemetry_prometheus import PrometheusSink
     from agent_runtime.tool_loop import LoopResult, recover_tool_loop, run_tool_loop
     from agent_runtime.tools import ToolRegistry, idempotency_key
 
@@ -93,7 +95,9 @@ _HOMES = {
     "run": ("RunContext",),
     "runs": ("Runs",),
     "settlements": ("Outcome", "Rerun"),
-    "telemetry": ("HistorySink", "LogSink"),
+    "telemetry": ("HistorySink", "JsonLinesSink", "LogSink", "LoggingSink"),
+    "telemetry_otel": ("OpenTelemetrySink",),
+    "telemetry_prometheus": ("PrometheusSink",),
     "tool_loop": ("LoopResult", "recover_tool_loop", "run_tool_loop"),
     "tools": ("ToolRegistry", "idempotency_key"),
 }  # fmt: skip
@@ -102,12 +106,12 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "AgentRuntimeError", "ApprovalRequest", "Call", "CallFailed", "CheckpointConflict", "CheckpointNotFound",
     "CheckpointStoreCorrupt", "Doubt", "Event", "Executor", "Flow", "FlowError", "FlowResult", "FlowRunner", "HistorySink",
-    "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict", "KeyRing",
-    "LogSink", "LoopResult", "Message", "Model", "NodeError", "NodeRun", "NotInDoubt", "NotSent", "Outcome",
-    "RecoveryNeedsDecision", "Reply", "Rerun", "RunContext", "RunQuarantined", "Runs", "SettlementRefused", "Sink",
-    "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall", "ToolDefinitionError", "ToolError", "ToolRegistry",
-    "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "Verdict", "VerdictRefused", "__version__", "append", "extend",
-    "idempotency_key", "recover_tool_loop", "run_tool_loop",
+    "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "JsonLinesSink", "KeyConflict",
+    "KeyRing", "LogSink", "LoggingSink", "LoopResult", "Message", "Model", "NodeError", "NodeRun", "NotInDoubt", "NotSent",
+    "OpenTelemetrySink", "Outcome", "PrometheusSink", "RecoveryNeedsDecision", "Reply", "Rerun", "RunContext",
+    "RunQuarantined", "Runs", "SettlementRefused", "Sink", "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall",
+    "ToolDefinitionError", "ToolError", "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "Verdict",
+    "VerdictRefused", "__version__", "append", "extend", "idempotency_key", "recover_tool_loop", "run_tool_loop",
 ]  # fmt: skip
 
 

@@ -241,7 +241,7 @@ class Decider:
         life = case.history.lives.get(call) if isinstance(call, str) else None
         if life is not None and life.state in WAITING:
             told = {"step": case.row.step, "call": call, "tool": read_pending(life.pending).tool, "why": why}
-            emit(self._backing.sinks, "approval.refused", case.run_id, told)
+            emit(self._backing.sinks, "approval.refused", case.run_id, told, tenant=self._backing.tenant)
 
     def _take(self, case: Case, verdict: Verdict, found: dict[str, Checked], now_ms: int) -> None:
         life = case.history.lives.get(verdict.request)

@@ -167,11 +167,15 @@ class Executor:
                 await run.reach(CrashPoint.BEFORE_INTENT, seq_of(call))
             attempts.note_intent()
             await run.ready_to_act(is_alone=attempts.siblings.running == 1)
-            if run.has_sinks:
-                run.announce("call.started", attempts.data())
-            if run.is_armed:
-                await run.reach(CrashPoint.AFTER_INTENT, seq_of(call))
-            outcome = await act(run, tool, arguments, attempts.key)
+            try:
+                if run.has_sinks:
+                    attempts.announce_started()
+                if run.is_armed:
+                    await run.reach(CrashPoint.AFTER_INTENT, seq_of(call))
+                outcome = await act(run, tool, arguments, attempts.key)
+            finally:
+                if run.has_sinks:
+                    attempts.announce_returned()
             if run.is_armed:
                 await run.reach(CrashPoint.AFTER_CALL, seq_of(call))
             body = attempts.body_of(outcome)
@@ -238,7 +242,7 @@ class _Attempts:
 
     __slots__ = (
         "asked", "attempt", "began", "call", "ends", "first_ms", "is_started", "is_unsure", "key", "recorded_args", "run",
-        "siblings", "started_ms", "tool", "tries_left", "unrecordable",
+        "seconds", "siblings", "started_ms", "tool", "tries_left", "unrecordable",
     )  # fmt: skip
 
     def __init__(
@@ -258,7 +262,7 @@ class _Attempts:
         self.ends = tool.recorded_settling
         self.is_started = self.is_unsure = False
         self.first_ms: int | None = None
-        self.began = 0.0
+        self.began = self.seconds = 0.0
         self.started_ms = self.attempt = self.unrecordable = 0
         self.tries_left = tool.attempts
         if life is not None or passed is not None:
@@ -292,8 +296,17 @@ class _Attempts:
             self.is_started = False
         else:
             self.run.note(RecordKind.STARTED, self.call, self.attempt, b"%b%d%b}" % (self.asked, self.started_ms, self.ends))
-        if self.run.has_sinks:
-            self.began = self.run.backing.clock.monotonic()
+
+    def announce_started(self) -> None:
+        """The act is about to be made: told in the task that makes it."""
+        self.began = self.run.backing.clock.monotonic()
+        args = codec.decode(self.recorded_args)
+        self.run.announce("call.started", {**self.data(), "args": args})
+
+    def announce_returned(self) -> None:
+        """The act is over, whatever came of it: told in the same task."""
+        self.seconds = self.run.backing.clock.monotonic() - self.began
+        self.run.announce("call.returned", {**self.data(), "duration": self.seconds})
 
     def body_of(self, outcome: Came) -> bytes | Unrecordable | None:
         """What an attempt that ended the call is recorded as; why it cannot be; or None where it has not ended the call."""
@@ -359,7 +372,7 @@ class _Attempts:
         told: dict[str, object] | None = None
         if self.run.has_sinks:
             came = {"result": outcome.value} if isinstance(outcome, Returned) else {"error": _named(outcome.error)}
-            told = {**self.data(), "duration": self.run.backing.clock.monotonic() - self.began, **came}
+            told = {**self.data(), "duration": self.seconds, **came}
         return note_ending(self.run, self.call, self.attempt, body, self.siblings, told)
 
     async def pause(self) -> None:

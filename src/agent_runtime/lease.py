@@ -15,6 +15,7 @@ import os
 import platform
 import threading
 import weakref
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from agent_runtime import codec
 from agent_runtime.clock import Clock
 from agent_runtime.errors import Fenced
 from agent_runtime.journal.journal import Journal
-from agent_runtime.journal.records import NO_OWNER, RecordKind, StoredRow
+from agent_runtime.journal.records import NO_OWNER, RecordKind, StoredRecord, StoredRow
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
 from agent_runtime.offload import Offload
 
@@ -82,10 +83,22 @@ def _own_birth(pid: int) -> str:
 
 
 @lru_cache(maxsize=16)
-def claimed_body(pid: int, why: str, *, is_owner_gone: bool = False) -> bytes:
-    """The body of a `claimed` record: who claims, why, and whether the owner before is known to be gone."""
+def claimed_body(pid: int, why: str, *, is_owner_gone: bool = False, trace: str = "") -> bytes:
+    """The body of a `claimed` record: who claims, why, and whether the owner before is known to be gone.
+
+    `trace`: where in a trace this owner's work stands, for the next one's to refer to.
+    """
     gone = {"gone": True} if is_owner_gone else {}
-    return codec.encode({**_mark_of(pid).to_plain(), "why": why, **gone})
+    traced = {"trace": trace} if trace else {}
+    return codec.encode({**_mark_of(pid).to_plain(), "why": why, **gone, **traced})
+
+
+def last_trace(records: Sequence[StoredRecord]) -> str:
+    """Where in a trace the work of the latest owner stands that wrote it down; empty where none did."""
+    for record in reversed(records):
+        if record.kind == RecordKind.CLAIMED and (trace := codec.decode(record.body).get("trace")):
+            return str(trace)
+    return ""
 
 
 def mark_of_child(pid: int) -> ProcessMark:

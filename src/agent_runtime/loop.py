@@ -39,7 +39,7 @@ from agent_runtime.messages import (
     encode_reply,
     reply_message,
 )
-from agent_runtime.model import ModelFunction
+from agent_runtime.model import ModelFunction, name_of
 from agent_runtime.recovery import Found
 from agent_runtime.run import (
     Run,
@@ -96,6 +96,7 @@ class Loop:
         self.options = options
         self.history = history
         self.usage: dict[str, int] = {}
+        self._began = self._seconds = 0.0
         run.model_requests = count_requests(run.lives)
 
     async def go(self) -> LoopResult:
@@ -141,9 +142,13 @@ class Loop:
             run.model_requests += 1
             await run.ready_to_act(is_alone=True)
             token = CALL_KEY.set(run.key(call))
+            failed = ""
             try:
+                if run.has_sinks:
+                    self._announce_asked(seq, attempt)
                 body = encode_reply(await self.ask(Transcript(self.history), self.executor.registry.specs))
             except (Exception, asyncio.CancelledError) as error:  # the answer is lost, not the decision: none was recorded
+                failed = type(error).__name__
                 if is_being_cancelled() or not is_transport(error):
                     raise
                 if not tries_left and isinstance(error, asyncio.CancelledError):
@@ -153,6 +158,8 @@ class Loop:
                 await run.backing.clock.sleep(MODEL_PAUSE_SECONDS * 2.0 ** (MODEL_TRIES - 1 - tries_left))
                 continue
             finally:
+                if run.has_sinks:
+                    self._announce_returned(seq, attempt, failed)
                 CALL_KEY.reset(token)
             if run.is_armed:
                 await run.reach(CrashPoint.AFTER_DECIDE_BEFORE_JOURNAL, seq)
@@ -172,7 +179,7 @@ class Loop:
         if reply.tool_calls:
             self._move(stage="reply")
         if run.has_sinks:
-            run.announce_when_committed("decision.made", self._decision(seq, reply))
+            run.announce_when_committed("decision.made", {**self._decision(seq, reply), "duration": self._seconds})
         return reply
 
     # Acting.
@@ -272,7 +279,21 @@ class Loop:
 
     def _decision(self, seq: int, reply: Reply) -> dict[str, object]:
         calls = [{"tool": call.name, "args": dict(call.args)} for call in reply.tool_calls]
-        return {"seq": seq, "calls": calls, "llm_calls": self.run.model_requests}
+        decision: dict[str, object] = {"seq": seq, "calls": calls, "llm_calls": self.run.model_requests}
+        return {**decision, "usage": dict(reply.usage)} if reply.usage else decision
+
+    def _announce_asked(self, seq: int, attempt: int) -> None:
+        """The model is about to be asked: told in the task that asks it."""
+        self._began = self.run.backing.clock.monotonic()
+        asked: dict[str, object] = {"step": self.run.journal.step, "seq": seq, "attempt": attempt}
+        name = name_of(self.ask)
+        self.run.announce("decision.asked", {**asked, "model": name} if name else asked)
+
+    def _announce_returned(self, seq: int, attempt: int, error: str) -> None:
+        """The model has answered, or it has not: told in the same task."""
+        self._seconds = self.run.backing.clock.monotonic() - self._began
+        back: dict[str, object] = {"step": self.run.journal.step, "seq": seq, "attempt": attempt, "duration": self._seconds}
+        self.run.announce("decision.returned", {**back, "error": error} if error else back)
 
     def _announce_end(self, name: str, status: str, steps: int, *, stage: str) -> None:
         run = self.run

@@ -12,13 +12,22 @@ from agent_runtime.messages import Message, Reply, ToolSpec
 
 @runtime_checkable
 class Model(Protocol):
-    """Anything that answers a conversation. It may be asked again for a reply that was lost, never for one recorded."""
+    """Anything that answers a conversation. It may be asked again for a reply that was lost, never for one recorded.
+
+    Where it has a text attribute `model`, that is the model's name in events and traces.
+    """
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply:
         """The answer to these messages, which may call these tools. Retries of its own are to be off."""
 
 
 ModelFunction: TypeAlias = Callable[[Sequence[Message], Sequence[ToolSpec]], Awaitable[Reply]]
+
+
+def name_of(function: ModelFunction) -> str:
+    """The name of the model behind a function to ask, where it says one."""
+    name = getattr(getattr(function, "__self__", function), "model", None)
+    return name if isinstance(name, str) else ""
 
 
 def as_model(given: Model | ModelFunction | str) -> ModelFunction:

@@ -22,6 +22,7 @@ from agent_runtime.errors import (
     InvalidSetting,
     KeyConflict,
 )
+from agent_runtime.events import Sink
 from agent_runtime.ids import check_run_id
 from agent_runtime.journal.seal import KeyRing, key_beside, parse_key
 from agent_runtime.journal.store import CheckpointStore
@@ -115,7 +116,7 @@ async def _work(
     backing: dict[str, Any] = {
         "checkpoints": store,
         "checkpoint_key": ring,
-        "sinks": [LogSink(describe=_describe)],
+        "sinks": [LogSink(payloads=True, describe=_describe), *_metrics(settings, store)],
         "crash": plan,
         "commits": "each",
         "lease_seconds": settings.lease_seconds,
@@ -126,6 +127,18 @@ async def _work(
     if found is not None:
         return await recover_tool_loop(model, registry, run_id, **backing)
     return await run_tool_loop(model, registry, goal, run_id=run_id, name=NAME, **backing)
+
+
+def _metrics(settings: Settings, store: CheckpointStore) -> list[Sink]:
+    """A sink that counts, where METRICS_PORT asks for one; its counts are served as long as this process lives."""
+    if settings.metrics_port is None:
+        return []
+    from agent_runtime.telemetry_prometheus import PrometheusSink, serve_metrics
+
+    serve_metrics(settings.metrics_port)
+    sink = PrometheusSink()
+    sink.observe(store)
+    return [sink]
 
 
 def _goal(settings: Settings, found: Found | None, run_id: str) -> str:

@@ -34,8 +34,8 @@ from agent_runtime.journal.replay import CallLife, History, live_on, read_histor
 from agent_runtime.journal.seal import open_run, sealer_for
 from agent_runtime.journal.states import CallState
 from agent_runtime.journal.store import Guard
-from agent_runtime.lease import ProcessMark, claimed_body, is_dead, own_mark, seconds_held
-from agent_runtime.run import Backing, Run, RunContext, check_identity, prefix_of
+from agent_runtime.lease import ProcessMark, claimed_body, is_dead, last_trace, own_mark, seconds_held
+from agent_runtime.run import Backing, Run, RunContext, check_identity, prefix_of, trace_of
 from agent_runtime.settlements import Over, hint_ms, read_settled
 
 CLAIM_TRIES = 5
@@ -199,7 +199,9 @@ def _next_expiry(waiting: Sequence[CallLife]) -> int | None:
     return min(times, default=None)
 
 
-def claiming(backing: Backing, found: Found, why: str, *, take_over: bool, over: Over | None = None) -> Journal:
+def claiming(
+    backing: Backing, found: Found, why: str, *, take_over: bool, over: Over | None = None, trace: str = ""
+) -> Journal:
     """A journal whose first append claims the run as it was found; `why` is recorded, and whose attempts are over."""
     row = found.stored.row
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id)
@@ -217,7 +219,7 @@ def claiming(backing: Backing, found: Found, why: str, *, take_over: bool, over:
             journal.reseal(found.stored.checkpoint)
     is_owner_gone = row.owner != NO_OWNER and is_dead(found.mark, row.owner)
     journal.opened_seal = found.stored.records[0].seal
-    body = claimed_body(own_mark().pid, why, is_owner_gone=is_owner_gone)
+    body = claimed_body(own_mark().pid, why, is_owner_gone=is_owner_gone, trace=trace)
     more = {"heard": hint_ms(row), **({} if over is None else over.to_plain()), "at": backing.clock.now_ms()}
     journal.note(RecordKind.CLAIMED, body=body[:-1] + b"," + codec.encode(more)[1:])
     return journal
@@ -228,7 +230,9 @@ async def _claim(
 ) -> Run | None:
     """The run, claimed and written with what was decided; None where that ended it."""
     why = "take over" if take_over else "recovery"
-    journal = claiming(backing, found, why, take_over=take_over, over=decisions.over)
+    row = found.stored.row
+    trace = trace_of(backing, row._replace(epoch=row.epoch + 1)) if backing.sinks else ""
+    journal = claiming(backing, found, why, take_over=take_over, over=decisions.over, trace=trace)
     attempts = journal.attempts
     for kind, call, attempt, body in decisions.records:
         journal.note(RecordKind(kind), call, attempt, body)
@@ -243,8 +247,8 @@ async def _claim(
             run.let_go()
             return None
         await _land(run, found, decisions)
-    except BaseException:
-        run.let_go()
+    except BaseException as error:
+        run.let_go(error)
         raise
     return run
 
@@ -288,7 +292,9 @@ def _why_poison(found: Found, attempts: int) -> str:
 def _announce(run: Run, found: Found, decisions: Decisions) -> None:
     journal = run.journal
     where: dict[str, object] = {"kind": journal.kind, "step": journal.step}
-    run.announce("run.claimed", {**where, "epoch": journal.epoch, "why": "recovery"})
+    before = last_trace(found.stored.records) if run.has_sinks else ""
+    traced = {"trace": before} if before else {}
+    run.announce("run.claimed", {**run.told(), "epoch": journal.epoch, "why": "recovery", **traced})
     for kind, call, attempt, body in decisions.records:
         _announce_decided(run, found, kind, {**where, "call": call, "key": run.key(call), "attempt": attempt}, body)
     for doubt in decisions.undecided:

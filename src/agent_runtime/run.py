@@ -21,7 +21,7 @@ from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
 from agent_runtime.inbox import Cancel, find_cancel, leave_late, read_inbox
 from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Commits, Journal, new_row
-from agent_runtime.journal.records import OWNER_SIZE, RecordKind, RunStatus
+from agent_runtime.journal.records import OWNER_SIZE, RecordKind, RunStatus, StoredRow
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.seal import KeyRing, sealer_for
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
@@ -220,7 +220,14 @@ class Run:
 
     def announce(self, name: str, data: Mapping[str, object]) -> None:
         """Tell the sinks now."""
-        events.emit(self.backing.sinks, name, self.run_id, data)
+        journal, backing = self.journal, self.backing
+        events.emit(backing.sinks, name, journal.run_id, data, tenant=backing.tenant, epoch=journal.epoch)
+
+    def told(self) -> dict[str, object]:
+        """What events say of the run as a whole."""
+        journal, thread = self.journal, self.context.thread
+        known = {"kind": journal.kind, "step": journal.step, "name": journal.name}
+        return known if thread is None else {**known, "thread": thread}
 
     def announce_when_committed(self, name: str, data: Mapping[str, object]) -> None:
         """Tell the sinks once everything noted so far is committed."""
@@ -328,14 +335,24 @@ class Run:
         self.journal.give_back()
         await self.barrier()
 
-    def let_go(self) -> None:
-        """Nothing more is written: stop the heartbeat, and be no living owner once no thread works for the run."""
+    def let_go(self, error: BaseException | None = None) -> None:
+        """Nothing more is written: stop the heartbeat, and be no living owner once no thread works for the run.
+
+        `error`: what stopped this worker, if anything did.
+        """
         self.journal.leave()
+        if self.has_sinks:
+            self._announce_left(error)
         running = [job for job in self._jobs if job.running]
         if not running:
             self._forget_owner()
         for job in running:
             job.when_ended(self._forget_if_last)
+
+    def _announce_left(self, error: BaseException | None) -> None:
+        journal = self.journal
+        left = {"kind": journal.kind, "step": journal.step, "status": journal.status.name.lower()}
+        self.announce("run.left", left if error is None else {**left, "error": type(error).__name__})
 
     def _forget_if_last(self) -> None:
         if not self.has_running_thread:
@@ -374,6 +391,13 @@ def prefix_of(run_id: RunId, opened: Mapping[str, Any]) -> str:
     return key_prefix(opened.get("keys_of", run_id), opened["namespace"])
 
 
+def trace_of(backing: Backing, row: StoredRow) -> str:
+    """Where in a trace the work under this row's epoch stands, as a sink says."""
+    return events.find_trace(
+        backing.sinks, row.run_id, tenant=backing.tenant, epoch=row.epoch, kind=row.kind, name=row.name
+    )  # fmt: skip
+
+
 def start(
     backing: Backing,
     run_id: RunId,
@@ -399,10 +423,12 @@ def start(
         **({} if keys_of is None else {"keys_of": keys_of}),
     }
     journal.note(RecordKind.OPENED, body=codec.encode_checked(opened))
-    journal.note(RecordKind.CLAIMED, body=codec.timed(claimed_body(own_mark().pid, "start"), backing.clock.now_ms()))
+    trace = trace_of(backing, row) if backing.sinks else ""
+    body = claimed_body(own_mark().pid, "start", trace=trace)
+    journal.note(RecordKind.CLAIMED, body=codec.timed(body, backing.clock.now_ms()))
     run = Run(backing, journal, opened=opened, lives={}, recovering=False)
     if run.has_sinks:
-        run.announce_when_committed("run.started", {"kind": kind, "step": 0})
+        run.announce_when_committed("run.started", run.told())
     return run
 
 

@@ -30,6 +30,7 @@ class Settings:
     heartbeat_seconds: float = 3.0
     max_attempts: int = 5
     stuck_after: float | None = None
+    metrics_port: int | None = None
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -56,6 +57,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         heartbeat_seconds=heartbeat_seconds,
         max_attempts=_count(environ, "MAX_ATTEMPTS", 5),
         stuck_after=_seconds(environ, "STUCK_AFTER", None),
+        metrics_port=_port(environ, "METRICS_PORT"),
     )
 
 
@@ -70,6 +72,15 @@ def _seconds(environ: Mapping[str, str], name: str, default: T) -> float | T:
     if not 0 < value < float("inf"):
         raise InvalidSetting(f"{name} is a number of seconds above 0; found {text!r}")
     return value
+
+
+def _port(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name) or ""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
+        raise InvalidSetting(f"{name} is the number of a port, 1 to 65535; found {text!r}")
+    return int(text)
 
 
 def _count(environ: Mapping[str, str], name: str, default: int) -> int:

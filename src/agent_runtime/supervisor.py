@@ -20,10 +20,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime.abandoned import Lookout, Seen
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
@@ -50,6 +50,10 @@ LONGEST_PAUSE_SECONDS = 60.0
 LEAVE_SECONDS = 5.0
 """How long a worker whose run is another's may take to notice it, at least."""
 STANDARD_ERROR = 2
+
+
+Watcher: TypeAlias = Callable[[str, Mapping[str, object], int], None]
+"""Is told each line's verb and fields, and how many workers there are."""
 
 
 class Program(NamedTuple):
@@ -127,6 +131,7 @@ class Supervisor:
         purge_after: Age | None = None,
         purge_status: Collection[str] = FINISHED,
         purge_command: Sequence[str] = COMMAND,
+        watcher: Watcher | None = None,
         clock: Clock = SYSTEM_CLOCK,
         entropy: Entropy = SYSTEM_ENTROPY,
         offload: Offload = SYSTEM_OFFLOAD,
@@ -135,9 +140,11 @@ class Supervisor:
         self._store = store
         self._program = program
         self._terms = terms
-        self._environ = {name: value for name, value in environ.items() if name != "GOAL"}  # each run has its own
+        # Each run has its own goal, and there is one process to a port.
+        self._environ = {name: value for name, value in environ.items() if name not in ("GOAL", "METRICS_PORT")}
         self._until_idle = until_idle
         self._as_json = as_json
+        self._watcher = watcher
         self._clock = clock
         self._entropy = entropy
         self._offload = offload
@@ -375,6 +382,8 @@ class Supervisor:
             await asyncio.wait(self._working.values())
 
     def _tell(self, verb: str, fields: Mapping[str, object]) -> None:
+        if self._watcher is not None:
+            self._watcher(verb, fields, len(self._children))
         line = json.dumps({"event": verb, **fields}) if self._as_json else plain_line(verb, fields)
         with suppress(OSError):  # nobody listens any more; the work goes on
             print(line, flush=True)
@@ -400,6 +409,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--until-idle", action="store_true", help="end once no run is left that a worker could go on with")
     parser.add_argument("--json", action="store_true", help="one JSON line an event; workers then write to standard error")
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="N", help="serve Prometheus metrics on 127.0.0.1:N (default: METRICS_PORT, or not)"
+    )
 
 
 def supervise(options: argparse.Namespace, *, program: Program = THIS_PROGRAM) -> int:
@@ -407,6 +419,8 @@ def supervise(options: argparse.Namespace, *, program: Program = THIS_PROGRAM) -
     environ = dict(os.environ)
     if options.store:
         environ["DATABASE_URL"] = options.store
+    if options.metrics_port is not None:
+        environ["METRICS_PORT"] = str(options.metrics_port)
     try:
         settings = read_settings(environ)
         return asyncio.run(_until_told_to_stop(settings, program, options, environ))
@@ -420,12 +434,12 @@ async def _until_told_to_stop(
 ) -> int:
     if settings.database_url.startswith("memory:"):
         raise InvalidSetting("a supervisor watches a store that other processes write, found memory://; set DATABASE_URL")
-    terms = Terms.of(settings, options.max_workers)
+    terms, watcher = Terms.of(settings, options.max_workers), _watcher(settings.metrics_port)
     purge_after = None if options.purge_after is None else parse_duration(options.purge_after)
     store = open_store(settings.database_url)
     supervisor = Supervisor(
         store, program, terms, environ=environ, until_idle=options.until_idle, as_json=options.json, purge_after=purge_after,
-        purge_status=options.purge_status or FINISHED,
+        purge_status=options.purge_status or FINISHED, watcher=watcher,
     )  # fmt: skip
     task = asyncio.current_task()
     assert task is not None
@@ -450,6 +464,15 @@ async def _until_told_to_stop(
         with suppress(asyncio.CancelledError):  # told twice: what the store still has to say is not waited for
             await store.close()
     return Exit.DONE
+
+
+def _watcher(metrics_port: int | None) -> Watcher | None:
+    if metrics_port is None:
+        return None
+    from agent_runtime.telemetry_prometheus import SupervisorMetrics, serve_metrics
+
+    serve_metrics(metrics_port)
+    return SupervisorMetrics()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,37 +26,51 @@ async def work(run: Run, program: Awaitable[T]) -> T:
 
     `Parked` where the run is to be looked at again: `RunCancelled` once somebody's word has ended it, or it had ended.
     """
-    task = asyncio.current_task()
-    run.listen(task)
-    try:
+    with _Held(run):
+        task = asyncio.current_task()
+        run.listen(task)
         try:
-            result = await program
-        except asyncio.CancelledError:
-            await _end_if_told(run, task)
+            try:
+                result = await program
+            except asyncio.CancelledError:
+                await _end_if_told(run, task)
+                raise
+            except BaseException:
+                await _forget_cancel(run, task)
+                raise
+            if run.hear_no_more() is not None:
+                await _forget_cancel(run, task)
+            return result
+        except Parked:
             raise
-        except BaseException:
-            await _forget_cancel(run, task)
-            raise
-        if run.hear_no_more() is not None:
-            await _forget_cancel(run, task)
-        return result
-    except Parked:
-        raise
-    except Fenced as fenced:
-        await run.leave_late_results()
-        if run.has_sinks:
-            run.announce("run.fenced", {"kind": run.journal.kind, "step": run.journal.step})
-        raise CheckpointConflict(f"{fenced}; this worker has stopped and will start nothing more of it") from fenced
-    except asyncio.CancelledError:
-        await _leave(run, "cancelled", counts=False)
-        raise
-    except Exception as error:
-        if isinstance(error, StoreUnavailable):
+        except Fenced as fenced:
             await run.leave_late_results()
-        await _leave(run, type(error).__name__, counts=True)
-        raise
-    finally:
-        run.let_go()
+            if run.has_sinks:
+                run.announce("run.fenced", {"kind": run.journal.kind, "step": run.journal.step})
+            raise CheckpointConflict(f"{fenced}; this worker has stopped and will start nothing more of it") from fenced
+        except asyncio.CancelledError:
+            await _leave(run, "cancelled", counts=False)
+            raise
+        except Exception as error:
+            if isinstance(error, StoreUnavailable):
+                await run.leave_late_results()
+            await _leave(run, type(error).__name__, counts=True)
+            raise
+
+
+class _Held:
+    """Whatever ends the work, the run is let go."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._run.let_go(None if isinstance(error, Parked) else error)
 
 
 async def _end_if_told(run: Run, task: asyncio.Task[Any] | None) -> None:

@@ -43,7 +43,7 @@ async def test_a_run_is_claimed_so_often_without_progress_and_then_set_aside_wit
     run = await place.load("run")
     assert (run.row.status, run.row.owner, run.row.wake_at) == (RunStatus.QUARANTINED, NO_OWNER, None)
     assert run.records[-1].kind == RecordKind.QUARANTINED
-    assert sink.names() == ["run.quarantined"]
+    assert sink.names() == ["run.quarantined", "run.left"]
     assert sink.of("run.quarantined")[0].data["attempts"] == limit
 
     every: list[dict[str, Any]] = [{}, {"take_over": True}, {"rerun_in_doubt": True}, {"max_attempts": 100}]

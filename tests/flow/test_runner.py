@@ -474,23 +474,25 @@ async def test_events_tell_what_the_page_says(place: Place) -> None:
     await run(Worker(place), Bench().registry, chain(CHARGE, LOOK), sinks=[history])
     told = [(event.name, dict(event.data)) for event in history.events if not event.name.startswith("call.")]
     assert told == [
-        ("run.started", {"kind": "flow", "step": 0}),
+        ("run.started", {"kind": "flow", "step": 0, "name": "orders"}),
         ("checkpoint.saved", {"kind": "flow", "step": 1, "status": "running", "flow": "orders"}),
         ("checkpoint.saved", {"kind": "flow", "step": 2, "status": "done", "flow": "orders"}),
         ("run.done", {"kind": "flow", "step": 2}),
+        ("run.left", {"kind": "flow", "step": 2, "status": "done"}),
     ]
     calls = [(event.name, event.data["call"], event.data["key"]) for event in history.events if event.name.startswith("call.")]
     assert calls == [
-        ("call.started", "0/n0", "run:0/n0"), ("call.done", "0/n0", "run:0/n0"),
-        ("call.started", "1/n1", "run:1/n1"), ("call.done", "1/n1", "run:1/n1"),
+        (name, call, f"run:{call}")
+        for call in ("0/n0", "1/n1")
+        for name in ("call.started", "call.returned", "call.done")
     ]  # fmt: skip
 
 
 async def test_a_failed_run_says_where_and_why(place: Place) -> None:
     history = HistorySink()
     await run(Worker(place), refusing().registry, chain(LOOK), sinks=[history])
-    assert history.events[-1].name == "run.failed"
-    assert dict(history.events[-1].data) == {"kind": "flow", "step": 1, "node": "n0", "error": "ToolError: not today"}
+    assert history.names()[-2:] == ["run.failed", "run.left"]
+    assert dict(history.events[-2].data) == {"kind": "flow", "step": 1, "node": "n0", "error": "ToolError: not today"}
 
 
 def test_the_reducers_that_come_along() -> None:

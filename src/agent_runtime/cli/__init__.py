@@ -37,7 +37,8 @@ def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
         case "provision":
             from agent_runtime import provision
 
-            return provision.main(resume=chosen.resume)
+            port = {} if chosen.metrics_port is None else {"METRICS_PORT": str(chosen.metrics_port)}
+            return provision.main({**os.environ, **port}, resume=chosen.resume)
         case "supervisor":
             from agent_runtime import supervisor
 
@@ -70,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     provision = commands.add_parser("provision", help="work the provisioning agent (as `python -m agent_runtime` does)")
     provision.add_argument("--resume", action="store_true", help="only a run that is stored; to find it taken is no error")
+    provision.add_argument(
+        "--metrics-port", type=int, metavar="N", help="serve Prometheus metrics on 127.0.0.1:N (default: METRICS_PORT, or not)"
+    )
     _add_operating(commands)
     commands.add_parser("keygen", help="print a fresh checkpoint key, base64")
     commands.add_parser("demo", help="see runs survive their workers, offline, in a few seconds")

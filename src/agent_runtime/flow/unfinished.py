@@ -77,4 +77,5 @@ class Unfinished(Generic[R]):
     def _tell(self, run_id: RunId, result: R | Exception) -> None:
         outcome = type(result).__name__ if isinstance(result, Exception) else str(getattr(result, "status", ""))
         data = {"flow": self._name, "outcome": outcome, "recovered": len(self._results), "found": self._found}
-        announce(self._backing.sinks, "recovery.progress", run_id, {"kind": self._kind, **data})
+        progress = {"kind": self._kind, **data}
+        announce(self._backing.sinks, "recovery.progress", run_id, progress, tenant=self._backing.tenant)

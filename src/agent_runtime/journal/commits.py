@@ -19,15 +19,18 @@ Rules of this file:
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum, auto
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 from agent_runtime.clock import Clock
 from agent_runtime.errors import Fenced, StoreRefused, StoreUnavailable
 from agent_runtime.journal.records import StoredRow
 from agent_runtime.journal.store import Answer, AnswerKind, Append, AtOnce, CheckpointStore
+
+_log = logging.getLogger("agent_runtime")
 
 MAX_BATCH = 256
 WORTH_SHARING = 16
@@ -37,6 +40,10 @@ DEFINITE_TRIES = 4
 """How often a run that was never written is tried to be opened."""
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
+
+
+Watcher: TypeAlias = Callable[[float, int], None]
+"""Called on the event loop with how long a write of a batch took, in seconds, and how many appends it carried."""
 
 
 class Member(Protocol):
@@ -74,6 +81,8 @@ class GroupCommit:
         """How many runs are open here: each one says so when it comes and when it goes."""
         self._carriers = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self.watchers = _WATCHERS.get(store, ())
+        """Who is told of each durable write."""
 
     def enroll(self, member: Member) -> None:
         """Take the member's append with the next batch: at the end of this turn of the loop, or after the one in flight."""
@@ -135,6 +144,8 @@ class GroupCommit:
         if answer.kind is AnswerKind.UNKNOWN:
             self._spawn(self._settle(member, append, sent_at))
             return False
+        if self.watchers:
+            self._tell_watchers(sent_at, 1)
         member.landed(answer, sent_at)
         return True
 
@@ -168,6 +179,8 @@ class GroupCommit:
             for member in members:
                 member.failed(signal)
             raise
+        if self.watchers and members:
+            self._tell_watchers(sent_at, len(members))
         if not _hand_out(members, answers, sent_at):
             unknown = [i for i, answer in enumerate(answers) if answer.kind is AnswerKind.UNKNOWN]
             for i in unknown:
@@ -212,6 +225,8 @@ class GroupCommit:
             except BaseException as signal:
                 member.failed(signal)
                 raise
+            if self.watchers:
+                self._tell_watchers(sent_at, 1)
             if answer.kind is AnswerKind.UNKNOWN:
                 await self._settle(member, append, sent_at)
             else:
@@ -260,6 +275,15 @@ class GroupCommit:
                 [answer] = await self._commit([append])
                 late = answer.kind is AnswerKind.MOVED
                 return Answer(AnswerKind.UNKNOWN) if late else answer
+
+    def _tell_watchers(self, sent_at: float, size: int) -> None:
+        seconds = self._clock.monotonic() - sent_at
+        for watcher in self.watchers:
+            try:
+                watcher(seconds, size)
+            except Exception:  # whoever only looks on stops no write
+                _log.exception("%r failed on a commit, and is told of no more", watcher)
+                self.watchers = tuple(each for each in self.watchers if each is not watcher)
 
     def _used_store(self) -> CheckpointStore:
         store = self._store()
@@ -348,6 +372,17 @@ def _hand_out(members: Sequence[Member], answers: Sequence[Answer], sent_at: flo
         else:
             member.landed(answer, sent_at)
     return all_definite
+
+
+_WATCHERS: weakref.WeakKeyDictionary[CheckpointStore, tuple[Watcher, ...]] = weakref.WeakKeyDictionary()
+
+
+def watch_commits(store: CheckpointStore, watcher: Watcher) -> None:
+    """Tell the watcher of each answer that the store gives to a write, from now on and on every event loop."""
+    _WATCHERS[store] = watchers = (*_WATCHERS.get(store, ()), watcher)
+    found = _BY_STORE.get(store)
+    if found is not None:
+        found.watchers = watchers
 
 
 _BY_STORE: weakref.WeakKeyDictionary[CheckpointStore, GroupCommit] = weakref.WeakKeyDictionary()
