@@ -142,7 +142,7 @@ class Loop:
             await run.ready_to_act(is_alone=True)
             token = CALL_KEY.set(run.key(call))
             try:
-                body = encode_reply(await self.ask(Transcript(self.history), self.executor.registry.specs))
+                body = encode_reply(await self.ask(Transcript(self.history), self.executor.registry.specs), run.most_bytes)
             except (Exception, asyncio.CancelledError) as error:  # the answer is lost, not the decision: none was recorded
                 if is_being_cancelled() or not is_transport(error):
                     raise

@@ -11,6 +11,7 @@ from agent_runtime.errors import InvalidSetting
 DATABASE_URL = "sqlite:///agent_runtime.db"
 GOAL = "stand up a web service"
 PLANNER = "mock"
+MAX_VALUE_BYTES = 16 * 1024 * 1024
 T = TypeVar("T", float, None)
 
 
@@ -30,6 +31,7 @@ class Settings:
     heartbeat_seconds: float = 3.0
     max_attempts: int = 5
     stuck_after: float | None = None
+    max_value_bytes: int = MAX_VALUE_BYTES
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -56,6 +58,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         heartbeat_seconds=heartbeat_seconds,
         max_attempts=_count(environ, "MAX_ATTEMPTS", 5),
         stuck_after=_seconds(environ, "STUCK_AFTER", None),
+        max_value_bytes=_count(environ, "MAX_VALUE_BYTES", MAX_VALUE_BYTES),
     )
 
 
