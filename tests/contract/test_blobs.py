@@ -11,7 +11,7 @@ from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.postgres import PostgresCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.testing.store_contract import StoreContract
-from tests.servers import fresh_schema
+from tests.servers import Server, fresh_schema
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ class TestBlobsBesideSQLite(StoreContract):
 
 class TestBlobsBesidePostgres(StoreContract):
     @pytest.fixture
-    async def store(self, folder: Path, postgres_url: str) -> AsyncIterator[CheckpointStore]:
-        async with fresh_schema(postgres_url) as schema:
-            store = BlobStore(PostgresCheckpointStore(postgres_url, schema=schema), folder, above=1024)
+    async def store(self, folder: Path, one_postgres: Server) -> AsyncIterator[CheckpointStore]:
+        async with fresh_schema(one_postgres.url) as schema:
+            store = BlobStore(PostgresCheckpointStore(one_postgres.url, schema=schema), folder, above=1024)
             yield store
             await store.close()

@@ -63,7 +63,7 @@ class BlobFolder:
         if not os.path.isdir(root):
             found = "a file" if os.path.exists(root) else "nothing"
             raise InvalidSetting(f"blobs are kept in a folder, found {found} at {root!r}; make it, with `mkdir -m 700`")
-        if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        if not os.access(root, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise InvalidSetting(f"the blob folder {root!r} cannot be read and written by this user; give it to them")
         try:
             if self._is_marked():

@@ -61,7 +61,7 @@ class PostgresCheckpointStore(BatchStore):
     """Runs in the database at `url`, in tables whose names begin with `prefix`, in `schema`; made where there are none."""
 
     lanes = 2
-    max_body_bytes = MOST_BYTES
+    max_body_bytes: int | None = MOST_BYTES
 
     def __init__(
         self,
