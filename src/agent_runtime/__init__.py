@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         StepLimitReached,
         StoreRefused,
         StoreUnavailable,
+        TooLarge,
         ToolDefinitionError,
         ToolError,
         UnknownKey,
@@ -76,8 +77,8 @@ _HOMES = {
         "AgentRuntimeError", "CallFailed", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt",
         "FlowError", "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict",
         "NotInDoubt", "NotSent", "RecoveryNeedsDecision", "RunQuarantined", "SettlementRefused", "StepLimitReached",
-        "StoreRefused", "StoreUnavailable", "ToolDefinitionError", "ToolError", "UnknownKey", "UnknownTool", "Unrecordable",
-        "VerdictRefused",
+        "StoreRefused", "StoreUnavailable", "TooLarge", "ToolDefinitionError", "ToolError", "UnknownKey", "UnknownTool",
+        "Unrecordable", "VerdictRefused",
     ),
     "events": ("Event", "Sink"),
     "executor": ("Executor",),
@@ -105,9 +106,9 @@ __all__ = [
     "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict", "KeyRing",
     "LogSink", "LoopResult", "Message", "Model", "NodeError", "NodeRun", "NotInDoubt", "NotSent", "Outcome",
     "RecoveryNeedsDecision", "Reply", "Rerun", "RunContext", "RunQuarantined", "Runs", "SettlementRefused", "Sink",
-    "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall", "ToolDefinitionError", "ToolError", "ToolRegistry",
-    "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "Verdict", "VerdictRefused", "__version__", "append", "extend",
-    "idempotency_key", "recover_tool_loop", "run_tool_loop",
+    "StepLimitReached", "StoreRefused", "StoreUnavailable", "TooLarge", "ToolCall", "ToolDefinitionError", "ToolError",
+    "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "Verdict", "VerdictRefused", "__version__", "append",
+    "extend", "idempotency_key", "recover_tool_loop", "run_tool_loop",
 ]  # fmt: skip
 
 
