@@ -107,8 +107,8 @@ __all__ = [
     "LogSink", "LoopResult", "Message", "Model", "NodeError", "NodeRun", "NotInDoubt", "NotSent", "Outcome",
     "RecoveryNeedsDecision", "Reply", "Rerun", "RunContext", "RunQuarantined", "Runs", "SettlementRefused", "Sink",
     "StepLimitReached", "StoreRefused", "StoreUnavailable", "TooLarge", "ToolCall", "ToolDefinitionError", "ToolError",
-    "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "Verdict", "VerdictRefused", "__version__", "append",
-    "extend", "idempotency_key", "recover_tool_loop", "run_tool_loop",
+    "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "Verdict", "VerdictRefused", "__version__",
+    "append", "extend", "idempotency_key", "recover_tool_loop", "run_tool_loop",
 ]  # fmt: skip
 
 
