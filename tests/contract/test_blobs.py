@@ -1,4 +1,7 @@
-"""A store with a blob folder passes the contract of all stores, whatever the inner one, with every body a blob or a few."""
+"""A store with a blob folder passes the contract of all stores, whatever the inner one, with every body a blob or a few.
+
+Beside Postgres it is `make contract STORE=blobs` that says so: `full_blobs.py`.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,10 +11,8 @@ import pytest
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.blobs import BlobStore
 from agent_runtime.stores.memory import MemoryCheckpointStore
-from agent_runtime.stores.postgres import PostgresCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.testing.store_contract import StoreContract
-from tests.servers import Server, fresh_schema
 
 
 @pytest.fixture
@@ -35,12 +36,3 @@ class TestBlobsBesideSQLite(StoreContract):
         store = BlobStore(SQLiteCheckpointStore(folder.parent / "runs.db"), folder, above=48)
         yield store
         await store.close()
-
-
-class TestBlobsBesidePostgres(StoreContract):
-    @pytest.fixture
-    async def store(self, folder: Path, one_postgres: Server) -> AsyncIterator[CheckpointStore]:
-        async with fresh_schema(one_postgres.url) as schema:
-            store = BlobStore(PostgresCheckpointStore(one_postgres.url, schema=schema), folder, above=1024)
-            yield store
-            await store.close()
