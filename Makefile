@@ -31,11 +31,11 @@ format: setup ## format the code and mend what the linter can mend
 	$(PYTHON_IN_VENV) -m ruff check --fix .
 	$(PYTHON_IN_VENV) -m ruff format .
 
+contract: setup ## let a store pass the contract of all stores (STORE=postgres, redis, sqlite, memory or blobs)
+	$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS) $(wildcard tests/contract/*_$(STORE).py)
+
 pictures: setup ## record the pictures of the README again
 	$(PYTHON_IN_VENV) scripts/terminal_picture.py docs/pictures/demo.svg "agent-runtime demo" .venv/bin/agent-runtime demo
-
-contract: setup ## let a store pass the contract of all stores (STORE=postgres, redis, sqlite or memory)
-	$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS) tests/contract/test_$(STORE).py
 
 sweep: setup ## crash at every commit of a run and recover, on every store
 	$(PYTHON_IN_VENV) scripts/with_postgres.py $(PYTHON_IN_VENV) -m agent_runtime.testing.crash_sweep --postgres '{url}'

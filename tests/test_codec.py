@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent_runtime import codec
-from agent_runtime.errors import Unrecordable
+from agent_runtime.errors import TooLarge, Unrecordable
 
 MIXED = st.text(st.sampled_from('a"\\/\n\x00\x7f\u2028é\U0001f600\ud83d\ude00'), max_size=8)
 LEAVES = st.one_of(
@@ -169,12 +169,15 @@ def test_depth_is_bounded_and_what_holds_itself_is_too_deep() -> None:
 
 
 def test_size_is_bounded_before_anything_is_written_or_read() -> None:
-    fits = "x" * (codec.MAX_BYTES - 2)
-    assert len(codec.encode(fits)) == codec.MAX_BYTES
-    with pytest.raises(Unrecordable, match=str(codec.MAX_BYTES)):
-        codec.encode(fits + "x")
+    most = 1_000_000
+    fits = "x" * (most - 2)
+    assert len(codec.encode(fits, most)) == most
+    for larger in (fits + "x", [fits], {"": fits}, "é" * (most // 2), "\n" * (most // 2)):
+        with pytest.raises(TooLarge, match=f"{most:,}") as refused:
+            codec.encode(larger, most)
+        assert refused.value.size == len(codec.encode(larger)) > most
     with pytest.raises(ValueError, match="more than one record holds"):
-        codec.decode(b'"' + b"x" * codec.MAX_BYTES + b'"')
+        codec.decode(bytes(codec.MAX_BYTES + 1))
 
 
 @pytest.mark.parametrize("data", [b"", b" 1", b"1 ", b"{", b'{"a":1', b"1,2", b"nul", b"\xff", b'"\xff"', b"'a'", b"[1,]"])

@@ -30,6 +30,12 @@ KEY_LINES = {
         "at the bank: ['20 for A-1 [refund-7:0.0]', '90 for B-2 [refund-7:0.1]']",
     ],
     "ask": ["done - closed the account of Kim: asked for it"],
+    "large_values": [
+        "a blob of 2,000,013 bytes beside a store of less than 1,000,000: True",
+        "it goes with its run: True",
+        "refused: the result of tool 'charge' takes 8,000,002 bytes as it is recorded, and 1,000,000 are allowed",
+        "done: receipt 17, in the bank's portal",
+    ],
     "operate": ["ana done step 1", "claim 1 (start), which ended it: done", "released: False", "corrupt: 0"],
     "retention": [
         "older than a month: 0",

@@ -294,6 +294,16 @@ def check_sent(verdict: Verdict, request: ApprovalRequest, life: CallLife, tool:
     return Checked(verdict)
 
 
+def check_room(checked: Checked, most: int) -> Checked:
+    """The verdict, if there is room for it: an edit may be as large as any arguments."""
+    if checked.verdict.args is not None and (size := len(verdict_body(checked, 0))) > most:
+        raise VerdictRefused(
+            f"the edit takes {size:,} bytes as it is recorded, and {most:,} are allowed; nothing was stored, the request is "
+            "still open: send less"
+        )
+    return checked
+
+
 def asked_args(life: CallLife) -> bytes:
     """The arguments of a call that waits, as they were asked for."""
     return codec.encode_checked(read_pending(life.pending).args)

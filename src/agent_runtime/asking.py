@@ -18,6 +18,7 @@ from agent_runtime.approvals import (
     Verdict,
     check_approver,
     check_form,
+    check_room,
     check_sent,
     check_verdict,
     denial,
@@ -32,7 +33,7 @@ from agent_runtime.approvals import (
     verdict_body,
 )
 from agent_runtime.clock import milliseconds
-from agent_runtime.errors import VerdictRefused
+from agent_runtime.errors import InvalidArguments, VerdictRefused
 from agent_runtime.journal.records import RecordKind
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import WAITING, CallState
@@ -76,6 +77,12 @@ def must_ask(tool: Tool, life: CallLife | None, recorded: bytes) -> bool:
         return True
     is_to_start = life is None or life.state in (CallState.UNSENT, CallState.REOPENED)
     return tool.approval is not None and is_to_start and tool.needs_approval(recorded)
+
+
+def check_args_size(size: int, most: int) -> None:
+    """Refuse arguments, as they are recorded, that take more than may be: whoever gave them is told."""
+    if size > most:
+        raise InvalidArguments(f"its arguments take {size:,} bytes as they are recorded, and {most:,} are allowed; give less")
 
 
 def went_out(life: CallLife | None, passed: Passed | None) -> TypeGuard[CallLife]:
@@ -122,6 +129,7 @@ class Gate:
             self._asked, sent=sent, digest=digest, at_ms=run.now_ms(), step=run.journal.step, expires_ms=expires_ms,
             no_self=approval.no_self,
         )  # fmt: skip
+        check_args_size(len(body), run.most_bytes)
         run.note(RecordKind.PENDING, self._call, 0, body)
         await run.barrier_if_each()
         life = CallLife(self._call, CallState.PENDING, attempts, pending=body)
@@ -169,7 +177,7 @@ class Gate:
                 raise VerdictRefused(f"the verdict is for request {verdict.request!r}, asked was {request.id!r}")
             check_verdict(verdict, request, life, now_ms=now_ms)
             check_approver(verdict, request, life, self._tool, principal=self._run.context.principal)
-            return check_sent(verdict, request, life, self._tool)
+            return check_room(check_sent(verdict, request, life, self._tool), self._run.most_bytes)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise

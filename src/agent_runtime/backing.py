@@ -16,6 +16,7 @@ from agent_runtime.journal.seal import CheckpointKey, KeyRing
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.run import HEARTBEAT_SECONDS, LEASE_SECONDS, MAX_ATTEMPTS, Backing, check_terms
+from agent_runtime.settings import MAX_VALUE_BYTES
 
 _log = logging.getLogger("agent_runtime")
 
@@ -34,6 +35,7 @@ def make_backing(
     max_attempts: int = MAX_ATTEMPTS,
     stuck_after: float | None = None,
     accept_lost_writes: bool = False,
+    max_value_bytes: int = MAX_VALUE_BYTES,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
     offload: Offload = SYSTEM_OFFLOAD,
@@ -42,7 +44,7 @@ def make_backing(
     store, ring = _store_and_ring(checkpoints, checkpoint_key)
     backing = Backing(
         store, ring, tenant, namespace, _mode(commits), lease_seconds, heartbeat_seconds, sinks, crash, clock, entropy,
-        offload, max_attempts, stuck_after, accept_lost_writes,
+        offload, max_attempts, stuck_after, accept_lost_writes, max_value_bytes,
     )  # fmt: skip
     check_terms(backing)
     return backing

@@ -22,10 +22,11 @@ from enum import Enum
 from math import isfinite
 from typing import Any, Literal, Union, get_args, get_origin
 
-from agent_runtime.errors import Unrecordable
+from agent_runtime.errors import TooLarge, Unrecordable
 
 MAX_DEPTH = 100
-MAX_BYTES = 16 * 1024 * 1024
+MAX_BYTES = 256 * 1024 * 1024
+"""What no record is larger than, whatever is set: nothing larger is parsed."""
 MAX_INT_BITS = 13_000
 """A little under the 4,300 digits that Python converts to and from text."""
 
@@ -47,22 +48,70 @@ _scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_on
 """The standard library's parser without the look for white space around the value, of which we write none."""
 
 
-def encode(value: object) -> bytes:
-    """Plain data as bytes; `Unrecordable` names the path of what is not plain."""
+def encode(value: object, most: int = MAX_BYTES) -> bytes:
+    """Plain data as bytes; `Unrecordable` names the path of what is not plain, `TooLarge` says that it takes too many."""
     check_plain(value)
-    return encode_checked(value)
+    check_size(value, most)
+    return encode_checked(value, most)
 
 
-def encode_checked(value: object) -> bytes:
+def encode_checked(value: object, most: int = MAX_BYTES) -> bytes:
     """The same for a value whose parts have been checked already."""
+    text = _as_utf8(value)
+    if len(text) > most:
+        raise TooLarge(_size_of(value), most)
     try:
-        data = _as_utf8(value).encode()
+        data = text.encode()
     except UnicodeEncodeError:
         data = _as_ascii(value).encode()
         _check_halves(value, data)
-    if len(data) > MAX_BYTES:
-        raise Unrecordable("$", f"{len(data)} bytes, more than the {MAX_BYTES} that one record may hold")
+    if len(data) > most:
+        raise TooLarge(len(data), most)
     return data
+
+
+def check_size(value: Any, most: int) -> None:
+    """Refuse plain data whose texts alone take more than may be recorded: before a copy of them is made."""
+    if type(value) is str:
+        is_over = len(value) > most
+    else:
+        is_over = (type(value) is dict or type(value) is list) and _holds_more(value, most)
+    if is_over:
+        raise TooLarge(_size_of(value), most)
+
+
+def _holds_more(value: Any, most: int) -> bool:
+    """Whether texts and numbers of entries come to more than that: every one takes a byte at least."""
+    waiting = [value]
+    while waiting and most >= 0:
+        each = waiting.pop()
+        kind = type(each)
+        if kind is str:
+            most -= len(each)
+        elif kind is dict:
+            most -= len(each) + sum(map(len, each))
+            waiting += each.values()
+        elif kind is list:
+            most -= len(each)
+            waiting += each
+    return most < 0
+
+
+_PIECE = 1 << 20
+
+
+def _size_of(value: Any) -> int:
+    """How many bytes plain data takes as it is recorded, found piece by piece."""
+    match value:
+        case str():
+            pieces = (value[at : at + _PIECE] for at in range(0, len(value), _PIECE))
+            return 2 + sum(len(_as_utf8(piece).encode("utf-8", "surrogatepass")) - 2 for piece in pieces)
+        case dict():
+            return 1 + sum(_size_of(key) + _size_of(item) + 2 for key, item in value.items()) + (not value)
+        case list():
+            return 1 + sum(_size_of(item) + 1 for item in value) + (not value)
+        case _:
+            return len(_as_utf8(value))
 
 
 def _check_halves(value: object, data: bytes) -> None:
@@ -194,12 +243,16 @@ class Shape:
         """Whether its values are plain data, as `decode` gives them."""
         return self._adapter is None
 
-    def encode(self, value: object) -> bytes:
-        """The value as bytes that give it back equal and of the same types; else `Unrecordable`."""
+    def encode(self, value: object, most: int = MAX_BYTES) -> bytes:
+        """The value as bytes that give it back equal and of the same types; else `Unrecordable`, past `most` `TooLarge`."""
         try:
             if self._adapter is not None:
-                return self._encode_declared(value)
-            return encode_checked(value) if type(value) is str else encode(value)
+                return self._encode_declared(value, most)
+            if type(value) is not str:
+                return encode(value, most)
+            if len(value) > most:
+                raise TooLarge(_size_of(value), most)
+            return encode_checked(value, most)
         except Unrecordable:
             raise
         except Exception as error:  # the tool has acted: whatever keeps its result from being written, it is that
@@ -219,13 +272,13 @@ class Shape:
             return False
         return True
 
-    def _encode_declared(self, value: object) -> bytes:
+    def _encode_declared(self, value: object, most: int) -> bytes:
         from pydantic import ValidationError
         from pydantic_core import PydanticSerializationError
 
         assert self._adapter is not None
         try:
-            data = encode(self._adapter.dump_python(value, mode="json", warnings="error", by_alias=True))
+            data = encode(self._adapter.dump_python(value, mode="json", warnings="error", by_alias=True), most)
             again = self.decode(data)
         except (PydanticSerializationError, ValidationError, UnicodeError, ValueError, TypeError) as error:
             raise Unrecordable("$", f"{type(value).__name__} that its declared type does not give back ({error})") from error

@@ -17,6 +17,7 @@ from agent_runtime.approvals import (
     Verdict,
     check_approver,
     check_form,
+    check_room,
     check_sent,
     check_verdict,
     expiry,
@@ -205,7 +206,7 @@ class Decider:
             return _Unsettled(f"{_why(case, life, tool)}; {outcome}")
         if outcome.how is Settlement.DONE:
             try:
-                ending = stated_body(tool.result, outcome.result)
+                ending = stated_body(tool.result, outcome.result, self._backing.most_bytes)
             except Unrecordable as error:
                 told = f"its probe says that it happened, and gave what cannot be recorded: {error.named(tool.name)}"
                 return _Unsettled(told)
@@ -259,7 +260,7 @@ class Decider:
             return
         tool = self._registry.find(request.tool)
         check_approver(verdict, request, life, tool, principal=principal)
-        found[verdict.request] = check_sent(verdict, request, life, tool)
+        found[verdict.request] = check_room(check_sent(verdict, request, life, tool), self._backing.most_bytes)
 
 
 def _needs_asking(tool: Tool, life: CallLife, args: Mapping[str, object]) -> bool:

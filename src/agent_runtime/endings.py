@@ -57,6 +57,6 @@ def answer_body(kind: str, message: str) -> bytes:
     return _ERROR + codec.encode(codec.readable({"type": kind, "message": message})) + b"}"
 
 
-def result_body(tool: Tool, value: object) -> bytes:
-    """The body of an ending with a result; `Unrecordable` where that cannot be recorded."""
-    return _RESULT + tool.result.encode(value) + b"}"
+def result_body(tool: Tool, value: object, most: int) -> bytes:
+    """The body of an ending with a result of at most `most` bytes; `Unrecordable` where that cannot be recorded."""
+    return _RESULT + tool.result.encode(value, most) + b"}"

@@ -17,6 +17,7 @@
     │   ├── ForeignStore · NewerFormat · ReadOnlyStore
     ├── StoreUnavailable         the operator or time: the store gave no answer; nothing further was started
     ├── Unrecordable             the tool's author: return something that can be stored
+    │   └── TooLarge             whoever gave it: give less, or a reference to where it is kept
     ├── StepLimitReached         the run's author: the model asked for more replies than allowed
     ├── FlowError                the flow's author: the graph is wrong, or has changed
     ├── CallFailed               the flow's author: a tool answered a node's call with an error; catch it, or lead it on
@@ -192,6 +193,29 @@ class Unrecordable(AgentRuntimeError):
     def named(self, tool: str) -> Unrecordable:
         """The same, naming the tool."""
         return Unrecordable(self.path, self.found, tool=tool)
+
+
+class TooLarge(Unrecordable):
+    """A value takes more bytes than one record may: `size` as it would be recorded, `limit` what is allowed."""
+
+    def __init__(self, size: int, limit: int, *, what: str = "the value", tool: str | None = None) -> None:
+        self.path = "$"
+        self.found = f"{size:,} bytes, more than the {limit:,} that are allowed"
+        self.tool = tool
+        self.size = size
+        self.limit = limit
+        AgentRuntimeError.__init__(
+            self,
+            f"{what} takes {size:,} bytes as it is recorded, and {limit:,} are allowed; give less, or a reference to where "
+            "it is kept, or raise max_value_bytes= as far as the store goes",
+        )
+
+    def named(self, tool: str) -> TooLarge:
+        return TooLarge(self.size, self.limit, what=f"the result of tool {tool!r}", tool=tool)
+
+    def about(self, what: str) -> TooLarge:
+        """The same, saying what is too large."""
+        return TooLarge(self.size, self.limit, what=what, tool=self.tool)
 
 
 class StepLimitReached(AgentRuntimeError):

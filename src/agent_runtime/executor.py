@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias, assert_never
 
 from agent_runtime import codec
 from agent_runtime.approvals import ApprovalRequest, Decision, denial, read_verdict, request_of
-from agent_runtime.asking import Ask, CallPaused, Gate, Passed, Stopped, must_ask, went_out
+from agent_runtime.asking import Ask, CallPaused, Gate, Passed, Stopped, check_args_size, must_ask, went_out
 from agent_runtime.clock import milliseconds
 from agent_runtime.crash import CrashPoint
 from agent_runtime.doubts import FORGOTTEN, MOST_UNRECORDABLE, make_doubt
@@ -134,6 +134,8 @@ class Executor:
         recorded_args = codec.encode_checked(dict(args))
         try:
             tool = self.registry.get(name)
+            if life is None:
+                check_args_size(len(recorded_args), run.most_bytes)
             arguments = tool.check(recorded_args) if life is None or not life.pending else {}
         except (UnknownTool, InvalidArguments) as error:
             return await _refuse(run, call, life, name, error, siblings)
@@ -312,7 +314,7 @@ class _Attempts:
         """What an attempt that ended the call is recorded as; why it cannot be; or None where it has not ended the call."""
         if isinstance(outcome, Returned):
             try:
-                return result_body(self.tool, outcome.value)
+                return result_body(self.tool, outcome.value, self.run.most_bytes)
             except Unrecordable as error:
                 return error.named(self.tool.name)
         return error_body(outcome.error) if isinstance(outcome, Answered) else None

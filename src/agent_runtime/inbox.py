@@ -16,7 +16,7 @@ from agent_runtime.clock import Clock
 from agent_runtime.errors import CheckpointConflict, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RunStatus, StoredMessage
-from agent_runtime.journal.seal import NO_SUCH_VALUES, KeyRing, Sealer, open_message, sealer_for
+from agent_runtime.journal.seal import NO_SUCH_VALUES, KeyRing, Sealer, check_messages, open_message, sealer_for
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
 
 _log = logging.getLogger("agent_runtime")
@@ -47,7 +47,9 @@ class Cancel(NamedTuple):
 
 async def read_inbox(store: CheckpointStore, ring: KeyRing, *, tenant: str, run_id: RunId) -> Sequence[Message]:
     """The messages to a run that hold, in the order they came."""
-    return open_messages(ring, await store.inbox(run_id), tenant=tenant, run_id=run_id)
+    messages = await store.inbox(run_id)
+    check_messages(run_id, messages)
+    return open_messages(ring, messages, tenant=tenant, run_id=run_id)
 
 
 def find_cancel(messages: Sequence[Message]) -> Cancel | None:

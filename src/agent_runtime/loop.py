@@ -146,7 +146,7 @@ class Loop:
             try:
                 if run.has_sinks:
                     self._announce_asked(seq, attempt)
-                body = encode_reply(await self.ask(Transcript(self.history), self.executor.registry.specs))
+                body = encode_reply(await self.ask(Transcript(self.history), self.executor.registry.specs), run.most_bytes)
             except (Exception, asyncio.CancelledError) as error:  # the answer is lost, not the decision: none was recorded
                 failed = type(error).__name__
                 if is_being_cancelled() or not is_transport(error):

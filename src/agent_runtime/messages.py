@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload
 
 from agent_runtime import codec
 from agent_runtime.codec import readable
-from agent_runtime.errors import InvalidSetting, Unrecordable
+from agent_runtime.errors import InvalidSetting, TooLarge, Unrecordable
 from agent_runtime.journal.records import new_tuple
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -140,8 +140,8 @@ def decode_messages(plain: Sequence[Mapping[str, object]]) -> list[Message]:
     return [_from_dict(item, at) for at, item in enumerate(plain)]
 
 
-def encode_reply(reply: Reply) -> bytes:
-    """A reply as it is recorded; refuses one that cannot be, or that no history can hold."""
+def encode_reply(reply: Reply, most: int = codec.MAX_BYTES) -> bytes:
+    """A reply as it is recorded; refuses one that cannot be, or that no history can hold. Past `most` bytes: `TooLarge`."""
     if not isinstance(reply, Reply):
         raise InvalidSetting(f"a model gives a Reply, found {type(reply).__name__}; return Reply(text=…, tool_calls=[…])")
     if type(reply.text) is not str:
@@ -154,13 +154,18 @@ def encode_reply(reply: Reply) -> bytes:
     if reply.usage:
         plain["usage"] = _plain_usage(reply.usage)
     try:
-        data = codec.encode_checked(plain) if _are_plain(reply) else codec.encode(plain)
+        if not _are_plain(reply):
+            codec.check_plain(plain)
+        codec.check_size(plain, most)
+        data = codec.encode_checked(plain, most)
+    except TooLarge as error:
+        raise error.about("the reply of the model") from None
     except Unrecordable:
         if (shown := readable(plain)) == plain:
             raise
-        return codec.encode(shown)
+        return codec.encode(shown, most)
     # What is decided is what the next request can hold: a lone surrogate has become U+FFFD.
-    return data if b"\\ud" not in data else codec.encode(readable(plain))
+    return data if b"\\ud" not in data else codec.encode(readable(plain), most)
 
 
 def _are_plain(reply: Reply) -> bool:

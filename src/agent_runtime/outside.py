@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 from agent_runtime import codec
 from agent_runtime.approvals import (
     ApprovalRequest,
+    Checked,
     Decision,
     MayApprove,
     Verdict,
@@ -27,6 +28,7 @@ from agent_runtime.approvals import (
     check_edit,
     check_form,
     check_may,
+    check_room,
     check_verdict,
     read_verdict,
 )
@@ -39,6 +41,7 @@ from agent_runtime.errors import (
     RunQuarantined,
     SettlementRefused,
     StoreUnavailable,
+    TooLarge,
     VerdictRefused,
 )
 from agent_runtime.ids import RunId, is_reply
@@ -126,6 +129,8 @@ def _said_once(journal: Journal, said: dict[str, object]) -> bytes:
 async def release(backing: Backing, run_id: RunId, *, by: str, admit: Admit) -> bool:
     """Let a quarantined run go again: held by nobody, its attempts counted anew. False where it is in no quarantine."""
 
+    backing.check_room(len(codec.encode(by)), f"who releases run {run_id!r}")
+
     async def write(found: Found) -> bool:
         if found.status is not RunStatus.QUARANTINED:
             return False
@@ -145,6 +150,7 @@ async def release(backing: Backing, run_id: RunId, *, by: str, admit: Admit) -> 
 async def cancel(backing: Backing, run_id: RunId, *, by: str, why: str, admit: Admit) -> bool:
     """End a run, or tell its living worker to. False, and no change, where it has ended or was told so already."""
     word = Cancel(require_text("by", by), require_text("why", why))
+    backing.check_room(len(codec.encode(word._asdict())), f"the word that ends run {run_id!r}")
     is_left = False
 
     async def write(found: Found) -> bool:
@@ -233,7 +239,12 @@ async def settle(backing: Backing, run_id: RunId, call: str, settling: Settling,
     `InvalidSetting` and `Unrecordable` where it is said by nobody, for no reason or of nothing, `NotInDoubt`, and
     `SettlementRefused` where it cannot be believed, or another thing is known of the call.
     """
-    wished = say(call, 0, settling, by=by, why=why)
+    what = f"what is said of call {call!r} of run {run_id!r}"
+    try:
+        wished = say(call, 0, settling, by=by, why=why, most=backing.most_bytes)
+    except TooLarge as error:
+        raise error.about(what) from None
+    backing.check_room(len(settled_body(wished)), what)
 
     async def write(found: Found) -> bool:
         life = _find_doubt(found, call)
@@ -414,6 +425,8 @@ async def answer(backing: Backing, verdict: Verdict, *, door: Door, admit: Admit
     ended or is in quarantine. The same answer again is fine.
     """
     run_id = RunId(check_form(verdict).run_id)
+    edited = b"" if verdict.args is None else codec.encode(verdict.args)
+    check_room(Checked(verdict, edited), backing.most_bytes)
 
     async def write(found: Found) -> None:
         _check_answerable(found)

@@ -122,6 +122,7 @@ async def _work(
         "lease_seconds": settings.lease_seconds,
         "heartbeat_seconds": settings.heartbeat_seconds,
         "max_attempts": settings.max_attempts,
+        "max_value_bytes": settings.max_value_bytes,
         "stuck_after": settings.stuck_after,
     }
     if found is not None:

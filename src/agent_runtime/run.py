@@ -16,6 +16,7 @@ from agent_runtime.errors import (
     IdentityMismatch,
     InvalidSetting,
     StoreUnavailable,
+    TooLarge,
 )
 from agent_runtime.ids import RunId, build_key, is_reply, key_prefix
 from agent_runtime.inbox import Cancel, find_cancel, leave_late, read_inbox
@@ -27,6 +28,7 @@ from agent_runtime.journal.seal import KeyRing, sealer_for
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
 from agent_runtime.lease import LIVE_OWNERS, claimed_body, heartbeat, own_mark
 from agent_runtime.offload import SYSTEM_OFFLOAD, Job, Offload
+from agent_runtime.settings import MAX_VALUE_BYTES
 
 _log = logging.getLogger("agent_runtime")
 T = TypeVar("T")
@@ -36,6 +38,10 @@ HEARTBEAT_SECONDS = 3.0
 MAX_ATTEMPTS = 5
 FIRST_WAKE_SECONDS = 1.0
 LONGEST_WAKE_SECONDS = 300.0
+LEAST_VALUE_BYTES = 64 * 1024
+"""An error, as it is recorded, must always have room: its words are cut to less than this."""
+AROUND_BYTES = 4096
+"""What may stand around a value in its record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,18 @@ class Backing(NamedTuple):
     stuck_after: float | None = None
     accept_lost_writes: bool = False
     """Whether tools without a repeat rule run although the store may lose what it acknowledged."""
+    max_value_bytes: int = MAX_VALUE_BYTES
+
+    @property
+    def most_bytes(self) -> int:
+        """How many bytes a value may take as it is recorded: by the setting, and by what the store takes."""
+        most: int | None = getattr(self.store, "max_body_bytes", None)
+        return self.max_value_bytes if most is None else min(self.max_value_bytes, most - AROUND_BYTES)
+
+    def check_room(self, size: int, what: str) -> None:
+        """Refuse a value that takes more than may be recorded: `TooLarge`."""
+        if size > self.most_bytes:
+            raise TooLarge(size, self.most_bytes, what=what)
 
     @property
     def lease_ms(self) -> int:
@@ -112,6 +130,16 @@ def check_terms(backing: Backing) -> None:
         raise InvalidSetting(f"max_attempts= is a whole number from 1, found {backing.max_attempts!r}")
     if backing.stuck_after is not None and not 0 < backing.stuck_after < float("inf"):
         raise InvalidSetting(f"stuck_after= is a number of seconds above 0, or None, found {backing.stuck_after!r}")
+    if type(backing.max_value_bytes) is not int or not LEAST_VALUE_BYTES <= backing.max_value_bytes <= codec.MAX_BYTES:
+        raise InvalidSetting(
+            f"max_value_bytes= is a whole number from {LEAST_VALUE_BYTES} to {codec.MAX_BYTES}, found "
+            f"{backing.max_value_bytes!r}; what is larger belongs elsewhere, and a reference to it into the run"
+        )
+    if backing.most_bytes < LEAST_VALUE_BYTES:
+        raise InvalidSetting(
+            f"{backing.store!r} takes bodies of {backing.most_bytes + AROUND_BYTES} bytes, and a run needs "
+            f"{LEAST_VALUE_BYTES + AROUND_BYTES}; let it take more"
+        )
 
 
 class Run:
@@ -175,6 +203,11 @@ class Run:
     @property
     def run_id(self) -> RunId:
         return self.journal.run_id
+
+    @property
+    def most_bytes(self) -> int:
+        """How many bytes a value of the run may take as it is recorded."""
+        return self.backing.most_bytes
 
     @property
     def may_lose_writes(self) -> bool:
@@ -412,24 +445,33 @@ def start(
 
     `given` is plain data that has been checked. `keys_of`: the run whose calls it takes back, under their keys.
     """
-    sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=run_id)
-    row = new_row(sealer, run_id=run_id, kind=kind, name=name, owner=backing.draw_owner(), lease_ms=backing.lease_ms)
-    commits = group_commit(backing.store, backing.clock)
-    journal = Journal(commits, sealer, clock=backing.clock, row=row, guard=None, mode=backing.mode)
     opened = {
         "context": {} if context is None else context.to_plain(),
         "namespace": backing.namespace,
         "input": given,
         **({} if keys_of is None else {"keys_of": keys_of}),
     }
-    journal.note(RecordKind.OPENED, body=codec.encode_checked(opened))
+    body = _opened_body(backing, run_id, opened)
+    sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=run_id)
+    row = new_row(sealer, run_id=run_id, kind=kind, name=name, owner=backing.draw_owner(), lease_ms=backing.lease_ms)
+    commits = group_commit(backing.store, backing.clock)
+    journal = Journal(commits, sealer, clock=backing.clock, row=row, guard=None, mode=backing.mode)
+    journal.note(RecordKind.OPENED, body=body)
     trace = trace_of(backing, row) if backing.sinks else ""
-    body = claimed_body(own_mark().pid, "start", trace=trace)
-    journal.note(RecordKind.CLAIMED, body=codec.timed(body, backing.clock.now_ms()))
+    claimed = claimed_body(own_mark().pid, "start", trace=trace)
+    journal.note(RecordKind.CLAIMED, body=codec.timed(claimed, backing.clock.now_ms()))
     run = Run(backing, journal, opened=opened, lives={}, recovering=False)
     if run.has_sinks:
         run.announce_when_committed("run.started", run.told())
     return run
+
+
+def _opened_body(backing: Backing, run_id: RunId, opened: Mapping[str, object]) -> bytes:
+    try:
+        codec.check_size(opened, backing.most_bytes)
+        return codec.encode_checked(opened, backing.most_bytes)
+    except TooLarge as error:
+        raise error.about(f"the input of run {run_id!r}") from None
 
 
 def check_identity(stored: RunContext, given: RunContext | None, run_id: str) -> RunContext:

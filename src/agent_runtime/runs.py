@@ -40,7 +40,8 @@ from agent_runtime.lease import find_mark
 from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
 from agent_runtime.retention import FINISHED, Age, Policy, Purged, PurgeReport
-from agent_runtime.run import Backing, RunContext, prefix_of
+from agent_runtime.run import Backing, RunContext, check_terms, prefix_of
+from agent_runtime.settings import MAX_VALUE_BYTES
 from agent_runtime.settlements import Settling
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.timeline import read_timeline
@@ -95,8 +96,10 @@ class Runs:
         ctx: RunContext | None = None,
         may_approve: MayApprove | None = None,
         registry: ToolRegistry | None = None,
+        max_value_bytes: int = MAX_VALUE_BYTES,
     ) -> None:
-        self._backing = Backing(store, KeyRing.of(checkpoint_key), tenant)
+        self._backing = Backing(store, KeyRing.of(checkpoint_key), tenant, max_value_bytes=max_value_bytes)
+        check_terms(self._backing)
         self._store = store
         self._context = ctx
         self._door = Door(may_approve, registry)

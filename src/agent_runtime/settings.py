@@ -11,6 +11,7 @@ from agent_runtime.errors import InvalidSetting
 DATABASE_URL = "sqlite:///agent_runtime.db"
 GOAL = "stand up a web service"
 PLANNER = "mock"
+MAX_VALUE_BYTES = 16 * 1024 * 1024
 T = TypeVar("T", float, None)
 
 
@@ -31,6 +32,7 @@ class Settings:
     max_attempts: int = 5
     stuck_after: float | None = None
     metrics_port: int | None = None
+    max_value_bytes: int = MAX_VALUE_BYTES
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -58,6 +60,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         max_attempts=_count(environ, "MAX_ATTEMPTS", 5),
         stuck_after=_seconds(environ, "STUCK_AFTER", None),
         metrics_port=_port(environ, "METRICS_PORT"),
+        max_value_bytes=_count(environ, "MAX_VALUE_BYTES", MAX_VALUE_BYTES),
     )
 
 

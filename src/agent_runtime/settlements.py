@@ -65,14 +65,14 @@ class Said(NamedTuple):
     """The `done` body that it gives the call, where it was done."""
 
 
-def say(call: str, attempt: int, settling: object, *, by: object, why: object) -> Said:
+def say(call: str, attempt: int, settling: object, *, by: object, why: object, most: int = codec.MAX_BYTES) -> Said:
     """The settlement, checked: from somebody, with a reason, and of something. `InvalidSetting`, `Unrecordable`."""
     by, why = require_text("by", by), require_text("why", why)
     if isinstance(settling, Rerun):
         return Said(call, attempt, Settlement.RERUN, by, why)
     if not isinstance(settling, Outcome) or settling.how not in OUTCOMES:
         raise InvalidSetting(f"a call is settled by Outcome.done(…), Outcome.not_done() or Rerun(), found {settling!r}")
-    ending = _as_result(codec.encode(settling.result)) if settling.how is Settlement.DONE else b""
+    ending = _as_result(codec.encode(settling.result, most)) if settling.how is Settlement.DONE else b""
     return Said(call, attempt, settling.how, by, why, ending)
 
 
@@ -114,17 +114,17 @@ def read_ending_form(plain: object) -> bytes | None:
     return codec.encode({"error": {"type": error["type"], "message": error["message"]}})
 
 
-def stated_body(shape: codec.Shape, value: object) -> bytes:
+def stated_body(shape: codec.Shape, value: object, most: int = codec.MAX_BYTES) -> bytes:
     """The `done` body of a result that somebody else than the tool gives: of its declared type, or plain data that fits it.
 
     `Unrecordable` where it is neither.
     """
     try:
-        data = shape.encode(value)
+        data = shape.encode(value, most)
     except Unrecordable:
         if shape.is_plain:
             raise
-        data = shape.encode(_as_declared(shape, codec.encode(value)))
+        data = shape.encode(_as_declared(shape, codec.encode(value, most)), most)
     return _as_result(data)
 
 

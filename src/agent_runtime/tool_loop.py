@@ -44,6 +44,7 @@ from agent_runtime.run import (
     RunContext,
     start,
 )
+from agent_runtime.settings import MAX_VALUE_BYTES
 from agent_runtime.tools import ToolRegistry
 from agent_runtime.waiting import check_patience, until_decided
 from agent_runtime.working import Parked, work
@@ -77,6 +78,7 @@ async def run_tool_loop(
     max_attempts: int = MAX_ATTEMPTS,
     stuck_after: float | None = None,
     accept_lost_writes: bool = False,
+    max_value_bytes: int = MAX_VALUE_BYTES,
     crash: CrashPlan = UNARMED,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
@@ -105,7 +107,8 @@ async def run_tool_loop(
             model, registry, run_id, verdicts=verdicts, approvals=approvals, wait_seconds=wait_seconds,
             checkpoints=checkpoints, checkpoint_key=checkpoint_key, ctx=ctx, sinks=sinks, max_steps=max_steps,
             parallel=parallel, tenant=tenant, commits=commits, lease_seconds=lease_seconds,
-            heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after, crash=crash, clock=clock,
+            heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
+            accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, crash=crash, clock=clock,
             entropy=entropy, offload=offload,
         )  # fmt: skip
     if messages is None:
@@ -113,7 +116,8 @@ async def run_tool_loop(
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
-        accept_lost_writes=accept_lost_writes, clock=clock, entropy=entropy, offload=offload,
+        accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, clock=clock, entropy=entropy,
+        offload=offload,
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id if run_id is not None else entropy.draw(16).hex())
@@ -154,6 +158,7 @@ async def recover_tool_loop(
     max_attempts: int = MAX_ATTEMPTS,
     stuck_after: float | None = None,
     accept_lost_writes: bool = False,
+    max_value_bytes: int = MAX_VALUE_BYTES,
     crash: CrashPlan = UNARMED,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
@@ -174,7 +179,8 @@ async def recover_tool_loop(
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
-        accept_lost_writes=accept_lost_writes, clock=clock, entropy=entropy, offload=offload,
+        accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, clock=clock, entropy=entropy,
+        offload=offload,
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, field_serializer
 
 from agent_runtime import codec
 from agent_runtime.crash import CrashPoint
-from agent_runtime.errors import CheckpointStoreCorrupt, FlowError, Unrecordable
+from agent_runtime.errors import CheckpointStoreCorrupt, FlowError, TooLarge, Unrecordable
 from agent_runtime.executor import Executor
 from agent_runtime.flow.graph import Flow
 from agent_runtime.flow.nodes import Call
@@ -26,6 +26,7 @@ from agent_runtime.journal.journal import guard_of
 from agent_runtime.journal.records import RecordKind, StoredCheckpoint
 from agent_runtime.journal.seal import checkpoint_digest, sealer_for
 from agent_runtime.journal.store import Append
+from agent_runtime.settings import MAX_VALUE_BYTES
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.testing.faults import FaultyStore
 from tests.bench import RING, Bench, Place, Worker, error_of
@@ -238,11 +239,11 @@ async def test_a_state_larger_than_a_checkpoint_may_be_is_refused_before_it_is_s
         one: str = ""
         two: str = ""
 
-    half = "x" * (codec.MAX_BYTES // 2 + 1)
+    half = "x" * (MAX_VALUE_BYTES // 2 + 1)
     flow = Flow("f", state=Wide).node("a", lambda state: {"one": half, "two": half}).end("a")
     error = await error_of(run(Worker(place), Bench().registry, flow, Wide()))
-    assert isinstance(error, Unrecordable)
-    assert "more than the" in str(error)
+    assert isinstance(error, TooLarge)
+    assert "what changed of the state of flow 'f'" in str(error)
     assert (await place.load("run")).checkpoint is None
 
 

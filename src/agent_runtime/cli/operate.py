@@ -55,7 +55,7 @@ async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
     key = stored_key(settings)
     store = open_store(settings.database_url)
     try:
-        runs = Runs(store, checkpoint_key=key)
+        runs = Runs(store, checkpoint_key=key, max_value_bytes=settings.max_value_bytes)
         match chosen.command:
             case "runs":
                 return await _list(runs, chosen)

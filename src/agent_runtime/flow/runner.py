@@ -50,6 +50,7 @@ from agent_runtime.run import (
     RunContext,
     start,
 )
+from agent_runtime.settings import MAX_VALUE_BYTES
 from agent_runtime.waiting import check_patience, until_decided
 from agent_runtime.working import work
 
@@ -100,6 +101,7 @@ class FlowRunner:
         max_attempts: int = MAX_ATTEMPTS,
         stuck_after: float | None = None,
         accept_lost_writes: bool = False,
+        max_value_bytes: int = MAX_VALUE_BYTES,
         crash: CrashPlan = UNARMED,
         clock: Clock = SYSTEM_CLOCK,
         entropy: Entropy = SYSTEM_ENTROPY,
@@ -120,7 +122,8 @@ class FlowRunner:
         self._backing = make_backing(
             checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
             lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts,
-            stuck_after=stuck_after, accept_lost_writes=accept_lost_writes, clock=clock, entropy=entropy, offload=offload,
+            stuck_after=stuck_after, accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, clock=clock,
+            entropy=entropy, offload=offload,
         )  # fmt: skip
 
     async def run(self, flow: Flow[S], state: S, *, run_id: str | None = None, ctx: RunContext | None = None) -> FlowResult[S]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agent_runtime import codec
-from agent_runtime.errors import CheckpointStoreCorrupt, Unrecordable
+from agent_runtime.errors import CheckpointStoreCorrupt
 from agent_runtime.flow.description import Described, digest_of
 from agent_runtime.flow.state import Fields, StateShape
 from agent_runtime.flow.superstep import NodeError, Position
@@ -66,8 +66,12 @@ class Keeper:
         self._held = dict(held)
 
     async def keep(self, position: Position, fields: Fields) -> None:
-        """Note the checkpoint of a superstep that is over: the run moves one step on with its next barrier."""
+        """Note the checkpoint of a superstep that is over: the run moves one step on with its next barrier.
+
+        `TooLarge`, and nothing of the state is noted, where there is no room for it.
+        """
         run = self._run
+        self._check_room(fields)
         for name, data in fields.items():
             if self._last.get(name) != data:
                 self._held.pop(name, None)
@@ -75,9 +79,19 @@ class Keeper:
                 run.note(RecordKind.FIELD, body=data)
                 self._held[name] = run.journal.number
                 await run.barrier_if_each()
+        body = _write(self._shape, position, fields, self._held, self._digest)
+        run.backing.check_room(len(body), f"the state of flow {run.journal.name!r}")
         self._last = fields
         run.journal.move_to_next_step()
-        run.journal.keep_state(_write(self._shape, position, fields, self._held, self._digest))
+        run.journal.keep_state(body)
+
+    def _check_room(self, fields: Fields) -> None:
+        """Refuse a state that cannot be kept, before anything is put together."""
+        backing, flow = self._run.backing, self._run.journal.name
+        for name, data in fields.items():
+            backing.check_room(len(data), f"field {name!r} of the state of flow {flow!r}")
+        changing = [data for name, data in fields.items() if self._last.get(name) != data or len(data) < LARGE_BYTES]
+        backing.check_room(sum(map(len, changing)), f"what changed of the state of flow {flow!r}")
 
 
 def first_held(fields: Fields) -> dict[str, int]:
@@ -95,10 +109,7 @@ def _write(shape: StateShape[Any], position: Position, fields: Fields, held: Map
         }
     )  # fmt: skip
     inline = shape.join({name: data for name, data in fields.items() if name not in held})
-    body = head[:-1] + b',"fields":' + inline + b"}"
-    if len(body) > codec.MAX_BYTES:
-        raise Unrecordable("$", f"a state of {len(body)} bytes, more than the {codec.MAX_BYTES} that a checkpoint may hold")
-    return body
+    return head[:-1] + b',"fields":' + inline + b"}"
 
 
 def _read(found: Found) -> Saved:

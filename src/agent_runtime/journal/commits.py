@@ -72,7 +72,7 @@ class GroupCommit:
         self._store = weakref.ref(store)  # its own group commit must not keep a store that nobody uses any more
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._goes_at_once = _goes_at_once(store)
+        self._goes_at_once = goes_at_once(store)
         self._lanes: int = getattr(store, "lanes", 1)
         self._waiting: list[Member] = []
         self._is_due = False
@@ -298,7 +298,7 @@ class GroupCommit:
             raise
 
 
-def _goes_at_once(store: CheckpointStore) -> bool:
+def goes_at_once(store: CheckpointStore) -> bool:
     """Whether the store may carry a lone append without waiting. A subclass that changes `commit` alone is asked by it."""
     kinds = type(store).__mro__
     depths = [next((depth for depth, kind in enumerate(kinds) if verb in vars(kind)), None) for verb in _VERBS]

@@ -63,6 +63,18 @@ class RunStatus(IntEnum):
         return self >= RunStatus.DONE
 
 
+class LostBody(bytes):
+    """Stands where a store cannot give a body back: `why` names what is missing. No seal holds over it."""
+
+    why: str
+
+    @classmethod
+    def of(cls, stub: bytes, why: str) -> "LostBody":
+        lost = cls(stub)
+        lost.why = why
+        return lost
+
+
 class StoredRecord(NamedTuple):
     """One record of the journal. `number` counts from 1 without a gap; `call` is "" for the run's own records."""
 

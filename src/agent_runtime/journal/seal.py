@@ -35,6 +35,7 @@ from agent_runtime.journal.records import (
     NO_SEAL,
     OWNER_SIZE,
     SEAL_SIZE,
+    LostBody,
     RecordKind,
     RunStatus,
     StoredMessage,
@@ -300,7 +301,7 @@ def _open_chain(ring: KeyRing, run: StoredRun, newest: Sealer) -> None:
             holds = in_order and hmac.compare_digest(seal, record.seal)
         except NO_SUCH_VALUES:
             holds = False
-        _require(holds, run_id, f"the seal of record {number} does not hold")
+        _require(holds, run_id, _why_not(record.body, f"the seal of record {number}"))
         previous, epoch = record.seal, record.epoch
     _require(hmac.compare_digest(previous, run.row.head), run_id, "its last record is not the one its row names")
 
@@ -335,7 +336,19 @@ def _open_checkpoint(run: StoredRun, sealer: Sealer) -> None:
         holds = is_named and hmac.compare_digest(seal, checkpoint.seal)
     except NO_SUCH_VALUES:
         holds = False
-    _require(holds, run.row.run_id, "its checkpoint is not the one its journal names, or its seal does not hold")
+    why = "its checkpoint is not the one its journal names, or its seal does not hold"
+    _require(holds, run.row.run_id, checkpoint.body.why if isinstance(checkpoint.body, LostBody) else why)
+
+
+def check_messages(run_id: str, messages: Sequence[StoredMessage]) -> None:
+    """Refuse a run whose store cannot give back what somebody posted: `CheckpointStoreCorrupt` says what is missing."""
+    for message in messages:
+        if isinstance(message.body, LostBody):
+            raise _corrupt(run_id, message.body.why)
+
+
+def _why_not(body: bytes, seal: str) -> str:
+    return body.why if isinstance(body, LostBody) else f"{seal} does not hold"
 
 
 def open_message(sealer: Sealer, message: StoredMessage) -> bool:

@@ -23,6 +23,7 @@ from datetime import datetime
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from agent_runtime.errors import StoreRefused
 from agent_runtime.ids import RunId, Step
 from agent_runtime.journal.records import (
     RunStatus,
@@ -191,6 +192,8 @@ class Store(ABC):
 
     may_lose_writes: bool = False
     """Whether what it acknowledged can be gone later: then a tool without a repeat rule is called only if that is accepted."""
+    max_body_bytes: int | None = None
+    """How large a body it takes; None: any. What is larger is refused by whoever would write it, before anything acts."""
     lanes: int = 1
     """How many `commit`s it gains by carrying at the same time. They never share a run."""
 
@@ -348,3 +351,15 @@ def check_append(append: Append) -> None:
     assert first.epoch == last.epoch == row.epoch, "records are of the row's epoch"
     assert row.head == last.seal, "the row names the last record"
     assert guard is not None or row.step == 0, "a new run starts at step 0"
+
+
+def check_bytes(append: Append, most: int, technology: str) -> None:
+    """Refuse an append that is larger than a store takes at once; nothing is written then, nor will the same ever be."""
+    size = sum([len(record.body) for record in append.records])
+    if append.checkpoint is not None:
+        size += len(append.checkpoint.body)
+    if size > most:
+        raise StoreRefused(
+            f"run {append.row.run_id!r}: an append of {size:,} bytes, and {technology} takes {most:,}; nothing was written: "
+            "record less in one call"
+        )

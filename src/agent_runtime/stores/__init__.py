@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agent_runtime.errors import InvalidSetting
+from agent_runtime.stores.blob_url import split_blobs
 
 if TYPE_CHECKING:
     from agent_runtime.journal.store import CheckpointStore
+    from agent_runtime.stores.blobs import BlobStore
     from agent_runtime.stores.memory import MemoryCheckpointStore
     from agent_runtime.stores.postgres import PostgresCheckpointStore
     from agent_runtime.stores.redis import RedisCheckpointStore
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 
 __all__ = [
+    "BlobStore",
     "MemoryCheckpointStore",
     "PostgresCheckpointStore",
     "RedisCheckpointStore",
@@ -27,6 +30,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BlobStore": "blobs",
     "MemoryCheckpointStore": "memory",
     "PostgresCheckpointStore": "postgres",
     "RedisCheckpointStore": "redis",
@@ -37,7 +41,19 @@ _HOMES = {
 
 
 def open_store(url: str) -> CheckpointStore:
-    """The store at a URL: `sqlite:///runs.db`, `postgresql://…`, `redis://…` or `memory://`; imports only the backend."""
+    """The store at a URL: `sqlite:///runs.db`, `postgresql://…`, `redis://…` or `memory://`; imports only the backend.
+
+    With `?blobs=FOLDER` (and `&blobs_above=BYTES`), behind whatever else the URL holds, large bodies lie in that folder.
+    """
+    own, blobs = split_blobs(url)
+    if blobs is None:
+        return _open_store(own)
+    from agent_runtime.stores.blobs import BlobStore
+
+    return BlobStore(_open_store(own), blobs.folder, above=blobs.above)
+
+
+def _open_store(url: str) -> CheckpointStore:
     scheme = url.split(":", 1)[0]
     match scheme:
         case "memory" if url == "memory://":
@@ -73,7 +89,7 @@ def open_store(url: str) -> CheckpointStore:
 
 def sqlite_path(url: str) -> str:
     """The path in a SQLite URL: `sqlite:///runs.db` is relative, `sqlite:////var/runs.db` is not."""
-    scheme, mark, path = url.partition(":///")
+    scheme, mark, path = split_blobs(url)[0].partition(":///")
     if scheme == "sqlite+aiosqlite":
         path = path.partition("?")[0]
     elif scheme != "sqlite":

@@ -21,7 +21,17 @@ from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreRefused, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
-from agent_runtime.journal.store import MOST_STRAYS, Answer, AnswerKind, Append, BatchStore, Ear, Guard, check_append
+from agent_runtime.journal.store import (
+    MOST_STRAYS,
+    Answer,
+    AnswerKind,
+    Append,
+    BatchStore,
+    Ear,
+    Guard,
+    check_append,
+    check_bytes,
+)
 from agent_runtime.stores.answers import why_refused
 from agent_runtime.stores.postgres_batch import (
     Placed,
@@ -39,6 +49,8 @@ from agent_runtime.stores.postgres_url import check_names, place_of
 
 MOST_RECORDS = 2**24 - 1
 """How many records a run may have: more numbers than these have no place in the journal."""
+MOST_BYTES = 900_000_000
+"""What one append may hold: a value, and a message to a server, ends at 1 GiB."""
 MOST_KEYS = 50_000
 MOST_BEATS = 2_000
 """How many heartbeats go in one statement: two statements are carried at once, and an append waits for one at most."""
@@ -59,6 +71,7 @@ class PostgresCheckpointStore(BatchStore):
     """Runs in the database at `url`, in tables whose names begin with `prefix`, in `schema`; made where there are none."""
 
     lanes = 2
+    max_body_bytes: int | None = MOST_BYTES
 
     def __init__(
         self,
@@ -104,6 +117,7 @@ class PostgresCheckpointStore(BatchStore):
             check_append(append)
             if append.row.number > MOST_RECORDS:
                 raise _too_long(append.row)
+            check_bytes(append, MOST_BYTES, "Postgres")
         answers: list[Answer | None] = [None] * len(appends)
         try:
             for part in rounds(appends):

@@ -57,7 +57,7 @@ FATES = {
     "42": Fate.REFUSED,  # no permission, no such table
     "44": Fate.UNDONE,
     "53": Fate.UNDONE,  # no room, no memory, too many connections
-    "54": Fate.UNDONE,
+    "54": Fate.REFUSED,  # larger than the server takes
     "55": Fate.UNDONE,
     "57": Fate.UNKNOWN,  # shutdown, crash, a terminated session
     "57014": Fate.UNDONE,  # cancelled
@@ -77,6 +77,7 @@ ADVICE = {
     "3D000": "create the database, or name another in the URL",
     "3F000": "create the schema, or name another with schema=",
     "42501": "grant it, or load schema.sql as the owner of the tables",
+    "54000": "record less in one call: max_value_bytes= bounds it",
     "42P01": "make the tables: load schema.sql, or let the store make them",
 }
 

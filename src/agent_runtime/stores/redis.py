@@ -49,6 +49,8 @@ MOST_BEATS = 2_000
 MOST_LOADS = 64
 MOST_BYTES = 500 * 2**20
 """What one script may take: a value of a server ends at 512 MiB."""
+AROUND_BODY = 64 * 1024
+"""What a value of the server holds besides a body."""
 MOST_SECONDS = 100 * 365 * 86_400
 """A time further away than a server counts to would stop a script in its middle."""
 PAGE = 500
@@ -98,6 +100,8 @@ class RedisCheckpointStore(BatchStore):
         self._declared = may_lose_writes
         self.may_lose_writes = may_lose_writes is not False
         """Whether a power cut or a failover can lose an acknowledged write, by what the servers said; true until they did."""
+        self.max_body_bytes = MOST_BYTES - AROUND_BODY
+        """By what a script may take, and by the server's proto-max-bulk-len once it was asked."""
         self._timeout = timeout_seconds
         self._clock = clock
         self._keys = Keys(prefix)
@@ -158,6 +162,8 @@ class RedisCheckpointStore(BatchStore):
         return self._definite(found)
 
     async def post(self, run_id: RunId, message: StoredMessage) -> Answer:
+        await self.open()
+        self._check_body(run_id, [message.body])
         return await self._write_one(self._keys.post(run_id, message), sync=SYNC)
 
     async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
@@ -239,7 +245,7 @@ class RedisCheckpointStore(BatchStore):
             clock=self._clock,
         )
         again._is_set_up, again._said, again._levels = self._is_set_up, self._said, self._levels
-        again.may_lose_writes = self.may_lose_writes
+        again.may_lose_writes, again.max_body_bytes = self.may_lose_writes, self.max_body_bytes
         return again
 
     async def close(self) -> None:
@@ -248,6 +254,9 @@ class RedisCheckpointStore(BatchStore):
     # How a write is carried.
 
     def _scripts(self, appends: Sequence[Append]) -> list[Command]:
+        for append in appends:
+            bodies = [record.body for record in append.records]
+            self._check_body(append.row.run_id, bodies if append.checkpoint is None else [*bodies, append.checkpoint.body])
         commands = [self._keys.append(append, self._ttl_ms) for append in appends]
         for append, command in zip(appends, commands, strict=True):
             if len(command.packed) > MOST_BYTES:
@@ -256,6 +265,15 @@ class RedisCheckpointStore(BatchStore):
                     "nothing was written: record less in one call"
                 )
         return commands
+
+    def _check_body(self, run_id: RunId, bodies: Sequence[bytes]) -> None:
+        """Refuse what the server would answer by ending the connection, after which nobody would know what it wrote."""
+        size = max(map(len, bodies), default=0)
+        if self.max_body_bytes is not None and size > self.max_body_bytes:
+            raise StoreRefused(
+                f"run {run_id!r}: a value of {size:,} bytes, and {self._link.place} takes {self.max_body_bytes:,} "
+                "(proto-max-bulk-len); nothing was written: record less, or let the server take more"
+            )
 
     async def _carry_round(self, batch: list[Append], before: list[Answer]) -> list[Answer]:
         try:
@@ -379,8 +397,11 @@ class RedisCheckpointStore(BatchStore):
         self._levels[node.place] = await check_server(
             wire, node.place, self._said, wait_replicas=self._wait_replicas, is_cluster=link.is_cluster
         )
+        levels = list(self._levels.values())
+        told = [level.most_bytes for level in levels if level.most_bytes is not None]
+        self.max_body_bytes = min([MOST_BYTES, *told]) - AROUND_BODY
         if self._declared is None:
-            self.may_lose_writes = any(level.may_lose_writes(self._wait_replicas) for level in list(self._levels.values()))
+            self.may_lose_writes = any(level.may_lose_writes(self._wait_replicas) for level in levels)
 
     async def _look_at(self, node: Node) -> None:
         try:

@@ -28,6 +28,8 @@ class Level(NamedTuple):
     appendonly: bool | None
     fsync: str | None
     replicas: int
+    most_bytes: int | None = None
+    """How large a value may be; None where it cannot be told."""
 
     def may_lose_writes(self, wait_replicas: int) -> bool:
         """Whether a power cut, or a failover to any replica there is, can lose an acknowledged write."""
@@ -48,8 +50,9 @@ class Said:
 
 async def check_server(wire: Wire, place: str, said: Said, *, wait_replicas: int, is_cluster: bool) -> Level:
     """Refuse a server that is no primary, too old, or evicts; say what it may lose. Its scripts are loaded then."""
-    asked = [plain("", "INFO"), plain("", "CONFIG", "GET", "maxmemory-policy"), plain("", "CONFIG", "GET", "append*")]
-    info, policy, append = await ask_wire(wire, asked)
+    settings = ("maxmemory-policy", "append*", "proto-max-bulk-len")
+    asked = [plain("", "INFO"), *(plain("", "CONFIG", "GET", name) for name in settings)]
+    info, policy, append, most = await ask_wire(wire, asked)
     facts = _facts(info, place)
     _check_version(facts, place)
     if facts.get("role", "master") != "master":
@@ -59,7 +62,7 @@ async def check_server(wire: Wire, place: str, said: Said, *, wait_replicas: int
             f"{place} is a node of a cluster; give the store a client for one, lambda: RedisCluster.from_url(…), or "
             "?cluster=yes in the URL"
         )
-    level = _level(facts, _settings(policy), _settings(append))
+    level = _level(facts, _settings(policy), _settings(append), _settings(most))
     _check_policy(level, place, said)
     _say_what_may_be_lost(level, place, said, wait_replicas)
     await load_scripts(wire)
@@ -102,7 +105,7 @@ def _settings(found: Any) -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
-def _level(facts: dict[str, str], policy: dict[str, str], append: dict[str, str]) -> Level:
+def _level(facts: dict[str, str], policy: dict[str, str], append: dict[str, str], most: dict[str, str]) -> Level:
     appendonly = append.get("appendonly")
     told = appendonly == "yes" if appendonly is not None else facts["aof_enabled"] == "1" if "aof_enabled" in facts else None
     return Level(
@@ -110,6 +113,7 @@ def _level(facts: dict[str, str], policy: dict[str, str], append: dict[str, str]
         told,
         append.get("appendfsync"),
         int(facts.get("connected_slaves", "0")),
+        int(most["proto-max-bulk-len"]) if most.get("proto-max-bulk-len", "").isdigit() else None,
     )
 
 

@@ -63,6 +63,7 @@ class SQLAlchemyCheckpointStore(BatchStore):
                 clock=clock,
             )
         self.lanes = getattr(self._tables, "lanes", 1)
+        self.max_body_bytes = getattr(self._tables, "max_body_bytes", None)
 
     def __repr__(self) -> str:
         return f"SQLAlchemyCheckpointStore({self._tables!r})"
@@ -121,7 +122,7 @@ class SQLAlchemyCheckpointStore(BatchStore):
 
     def reopen(self) -> SQLAlchemyCheckpointStore:
         again = object.__new__(SQLAlchemyCheckpointStore)
-        again._tables, again.lanes = self._tables.reopen(), self.lanes
+        again._tables, again.lanes, again.max_body_bytes = self._tables.reopen(), self.lanes, self.max_body_bytes
         return again
 
     async def close(self) -> None:

@@ -211,6 +211,8 @@ def translate(error: sqlite3.Error, path: str) -> AgentRuntimeError | Busy:
             return StoreUnavailable(f"no room to write SQLite file {path!r} ({error}); free some, then recover the run")
         case None if "decode to UTF-8" in str(error):  # the driver's own error, over a changed byte
             return CheckpointStoreCorrupt(f"SQLite file {path!r} holds text that is none ({error}); restore it from a copy")
+        case sqlite3.SQLITE_TOOBIG:
+            return StoreRefused(f"SQLite takes no row of that size ({error}); nothing was written: record less in one call")
         case sqlite3.SQLITE_CANTOPEN:
             return StoreRefused(
                 f"SQLite file {path!r} cannot be opened ({error}); name a file in a folder that can be written"

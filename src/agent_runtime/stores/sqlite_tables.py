@@ -28,6 +28,8 @@ _OK, _FENCED = Answer(AnswerKind.OK), Answer(AnswerKind.FENCED)
 class SQLiteTables(BatchStore):
     """Runs in the tables of one SQLite file."""
 
+    max_body_bytes: int | None = 900_000_000
+
     def __init__(self, path: str, clock: Clock) -> None:
         self.path = path
         self._clock = clock
