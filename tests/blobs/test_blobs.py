@@ -83,7 +83,7 @@ async def test_a_large_body_lies_in_the_folder_and_the_store_holds_a_stub_of_it(
     store = BlobStore(SQLiteCheckpointStore(path), folder)
     run_id = await work(store)
     one, two = files_in(folder)
-    assert {one.stat().st_size, two.stat().st_size} == {len(LARGE) + 14}
+    assert [0 < each.stat().st_size - len(LARGE) < 40 for each in (one, two)] == [True, True]
     assert stat.S_IMODE(one.stat().st_mode) == 0o600
     assert {stat.S_IMODE(each.stat().st_mode) for each in one.parents[:2]} == {0o700}
     again = await recover_tool_loop(Script("end"), registry, run_id, checkpoints=store, checkpoint_key=KEY)

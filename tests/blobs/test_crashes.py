@@ -41,7 +41,6 @@ async def test_a_worker_killed_beside_its_blobs_leaves_a_run_that_goes_on_and_a_
     assert work_and_die(moment, tmp_path) == -signal.SIGKILL
     store = BlobStore(SQLiteCheckpointStore(tmp_path / "runs.db"), folder)
     age_all(folder)
-    before = files_in(folder)
     left = await store.sweep(dry_run=True)
     assert left.files == LEFT[moment]
     if moment == "deleted":
@@ -51,10 +50,9 @@ async def test_a_worker_killed_beside_its_blobs_leaves_a_run_that_goes_on_and_a_
     else:
         result = await recover_tool_loop(script(), registry, "run", checkpoints=store, checkpoint_key=KEY)
         assert results_in(result.messages) == ["1" * 100_000, "2" * 100_000]
-        assert (await store.sweep()).files == 0, "what was wanted again is young again, or is named"
+        assert (await store.sweep()).files == LEFT[moment], "what the dead one left, and its records do not name"
         assert await Runs(store, checkpoint_key=KEY).verify() == []
         named = files_in(folder)
-        assert set(before) <= set(named), "the same content has the same name"
     await store.sweep()
     assert files_in(folder) == named
     await store.close()
