@@ -4,40 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple
 
 from agent_runtime.errors import AgentRuntimeError
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import RecordKind, RunStatus, StoredMessage, StoredRun
+from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.seal import open_run
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
+from agent_runtime.stores.sqlite import SQLiteCheckpointStore
+from agent_runtime.stores.sqlite_file import Database
 from agent_runtime.testing.store_contract.draft import RING, TENANT, Draft, Entry
 
 MOST = 10_000
+TABLES = ("runs", "journal", "checkpoints", "inbox")
 
 
-class Held(NamedTuple):
-    """One run with all that belongs to it."""
+async def digest_of(store: SQLiteCheckpointStore) -> bytes:
+    """Two stores that hold the same have the same: every column of every table, as our own store reads them."""
 
-    run: StoredRun
-    messages: tuple[StoredMessage, ...]
+    def dump(db: Database) -> list[Sequence[object]]:
+        return [db.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in TABLES]
 
-
-async def look(store: CheckpointStore) -> list[Held]:
-    """All that a store holds, deleted runs too."""
-    rows = [*await store.list_runs(limit=MOST), *await store.list_runs(status=RunStatus.DELETED, limit=MOST)]
-    ids = sorted(row.run_id for row in rows)
-    runs = await store.load_many(ids)
-    messages = [tuple(await store.inbox(run_id)) for run_id in ids]
-    return [Held(run, said) for run, said in zip(runs, messages, strict=True) if run is not None]
+    return blake2b(repr(await store._read(dump)).encode(), digest_size=16).digest()
 
 
-def digest_of(held: Sequence[Held]) -> bytes:
-    """Two stores that hold the same have the same: every column of every row but how long the owner has been silent."""
-    known = blake2b(digest_size=16)
-    for run, messages in held:
-        known.update(repr((run._replace(row=run.row._replace(idle_ms=0)), messages)).encode())
-    return known.digest()
+async def verify(store: CheckpointStore) -> None:
+    """Read all that there is by the verbs of the store, and have every seal checked."""
+    for run in await store.load_many([row.run_id for row in await store.list_runs(limit=MOST)]):
+        assert run is not None
+        open_run(RING, run, tenant=TENANT)
+        sealer = Draft.of(run.row.run_id).sealer
+        for message in await store.inbox(run.row.run_id):
+            assert message.seal == sealer.message(message.kind, message.body)
+    for row in await store.list_runs(status=RunStatus.DELETED, limit=MOST):
+        assert (await store.calls(row.run_id), await store.inbox(row.run_id)) == ([], [])
 
 
 class Judge:
@@ -48,28 +47,20 @@ class Judge:
         self._states = states
         self._verified: set[bytes] = set()
 
-    async def judge(self, store: CheckpointStore, *, acked: int, begun: int) -> str:
+    async def judge(self, store: SQLiteCheckpointStore, *, acked: int, begun: int) -> str:
         """What is wrong; "" where the store is as a move left it that was begun, and none is missing that was acknowledged."""
         try:
-            held = await look(store)
+            state = await digest_of(store)
         except AgentRuntimeError as error:
             return f"refused: {type(error).__name__}: {error}"
-        state = digest_of(held)
         if state in self._states[acked : begun + 1]:
-            self._verify(state, held)
+            if state not in self._verified:  # what is equal to the last byte is verified once
+                await verify(store)
+                self._verified.add(state)
             return ""
         if state in self._states:
             return f"lost: {acked} moves were acknowledged, {self._states.index(state)} are there"
         return "half: it is as no move left it"
-
-    def _verify(self, state: bytes, held: Sequence[Held]) -> None:
-        """Have every seal checked, once for what is equal to the last byte."""
-        if state in self._verified:
-            return
-        for run, _ in held:
-            if run.row.status != RunStatus.DELETED:
-                open_run(RING, run, tenant=TENANT)
-        self._verified.add(state)
 
 
 async def must_take_another(store: CheckpointStore) -> str:

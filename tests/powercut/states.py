@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
-from tests.powercut.disk import Cut, Disk, Files
+from tests.powercut.disk import Disk, Files
 from tests.powercut.judge import Judge, must_take_another
 from tests.powercut.recording import Call, Said, record
 
@@ -33,15 +33,15 @@ class Recorded:
     calls: Sequence[Call]
     states: Sequence[bytes]
 
-    def cuts(self) -> Iterator[tuple[int, int, Cut]]:
-        """Each moment at which the power may go: how many moves were acknowledged by then and begun, and what may be left."""
+    def moments(self) -> Iterator[tuple[int, int, Disk]]:
+        """Each moment at which the power may go: how many moves were acknowledged by then and begun, and the disk."""
         disk, acked, begun = Disk(), 0, 0
         for call in self.calls:
             disk.take(call)
             if isinstance(call, Said):
                 word, number = call.line.split()
                 begun, acked = (int(number), acked) if word == "begin" else (begun, int(number))
-            yield acked, begun, disk.cut()
+            yield acked, begun, disk
 
 
 @dataclass
@@ -60,12 +60,12 @@ class Tally:
         self.example = self.example or other.example
 
 
-def record_workload(level: str) -> Recorded:
+def record_workload(level: str, rounds: int) -> Recorded:
     """Run the workload at this level of SQLite's `synchronous`, and note what it asked of the disk."""
     with tempfile.TemporaryDirectory(dir=in_memory()) as name:
         files, side = Path(name, "files"), Path(name, "side")
         files.mkdir()
-        program = ["-m", "tests.powercut.workload", str(files / FILE), str(side), level]
+        program = ["-m", "tests.powercut.workload", str(files / FILE), str(side), level, str(rounds)]
         calls = record(files, side, Path(name, "log"), program)
         return Recorded(calls, [bytes.fromhex(state) for state in json.loads(side.with_suffix(".states").read_text())])
 
@@ -83,38 +83,53 @@ def most_for(possible: Sequence[int], wanted: int) -> int:
 
 
 def enumerate_states(
-    recorded: Recorded, wanted: int, *, jobs: int = 1, told: Callable[[int], None] = lambda done: None
+    recorded: Recorded, wanted: int, *, jobs: int = 1, every: int = 1, told: Callable[[int], None] = lambda done: None
 ) -> Tally:
-    """Open as many states as wanted, spread over all cuts, and tell how many are done."""
-    most = most_for([cut.possible for _, _, cut in recorded.cuts()], wanted)
+    """Open as many states as wanted, spread over every so many moments, and tell how many are done."""
+    possible = [disk.cut().possible for at, (_, _, disk) in enumerate(recorded.moments()) if at % every == 0]
+    most = most_for(possible, wanted)
     total = Tally()
     if jobs == 1:
-        total.add(_judge_some(recorded, most, 0, 1))
+        total.add(_judge_some(recorded, most, 0, every))
         return total
-    shares = 16 * jobs
-    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
-        for share in [pool.submit(_judge_some, recorded, most, at, shares) for at in range(shares)]:
+    shares = 8 * jobs
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork"), initializer=_inherit, initargs=(recorded,)) as pool:
+        for share in [pool.submit(_judge_share, most, at * every, shares * every) for at in range(shares)]:
             total.add(share.result())
             told(total.enumerated)
     return total
 
 
+_INHERITED: list[Recorded] = []
+"""What a process of the pool judges: given once, not with each share."""
+
+
+def _inherit(recorded: Recorded) -> None:
+    _INHERITED.append(recorded)
+
+
+def _judge_share(most: int, first: int, every: int) -> Tally:
+    return _judge_some(_INHERITED[0], most, first, every)
+
+
 def _judge_some(recorded: Recorded, most: int, first: int, every: int) -> Tally:
     with tempfile.TemporaryDirectory(dir=in_memory()) as folder:
-        return asyncio.run(_judge_cuts(recorded, most, first, every, Path(folder)))
+        return asyncio.run(_judge_moments(recorded, most, first, every, Path(folder)))
 
 
-async def _judge_cuts(recorded: Recorded, most: int, first: int, every: int, folder: Path) -> Tally:
+async def _judge_moments(recorded: Recorded, most: int, first: int, every: int, folder: Path) -> Tally:
     judge, tally = Judge(recorded.states), Tally()
-    for number, (acked, begun, cut) in enumerate(recorded.cuts()):
+    for number, (acked, begun, disk) in enumerate(recorded.moments()):
         if number % every != first:
             continue
+        cut = disk.cut()
         for choice in cut.choices(most, random.Random(number)):
             state = cut.state(choice)
             tally.enumerated += 1
             if not _is_new(tally, state, acked, begun):
                 continue
-            trouble = await _judge(judge, state, folder, acked, begun, goes_on=len(tally.distinct) % GOES_ON_EVERY == 0)
+            goes_on = len(tally.distinct) % GOES_ON_EVERY == 0
+            trouble = await _judge(judge, state, folder, acked, begun, goes_on=goes_on)
             if trouble:
                 tally.wrong[trouble.partition(":")[0]] += 1
                 tally.example = tally.example or f"after call {number} ({acked} acknowledged), choice {choice:x}: {trouble}"

@@ -1,6 +1,6 @@
 """A program whose system calls are recorded: it works a SQLite store through everything that is written to one.
 
-    python -m tests.powercut.workload FILE SIDE LEVEL
+    python -m tests.powercut.workload FILE SIDE LEVEL ROUNDS
 
 Before each move it writes `begin N` to the file SIDE, in one system call, and `acked N` once the store has acknowledged it.
 What the store held after each move is written beside it at the end, as a digest, `SIDE.states`. LEVEL is what SQLite is to
@@ -21,11 +21,10 @@ from pathlib import Path
 from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.testing.store_contract.draft import BOB, Draft
-from tests.powercut.judge import digest_of, look
+from tests.powercut.judge import digest_of
 
 PAGES_OF_LOG = 40
 """After how many pages the log is folded into the file: soon, so that this and the log's reset come often."""
-ROUNDS = 14
 Move = Callable[[CheckpointStore], Awaitable[list[Answer]]]
 
 
@@ -122,9 +121,9 @@ async def set_up(store: CheckpointStore) -> list[Answer]:
     return []
 
 
-async def plan(desk: Desk) -> AsyncIterator[Move]:
+async def plan(desk: Desk, rounds: int) -> AsyncIterator[Move]:
     yield set_up
-    for at in range(ROUNDS):
+    for at in range(rounds):
         names = [f"run-{at}-{n}" for n in range(3)]
         yield desk.new(*names)
         yield desk.step_all(*names)
@@ -138,33 +137,34 @@ async def plan(desk: Desk) -> AsyncIterator[Move]:
         yield desk.delete(names[2])
 
 
-async def work(file: Path, side: Path) -> None:
+async def work(file: Path, side: Path, rounds: int) -> None:
+    """Every move; half-way a second connection writes too, as another worker has it, and later all close the file and open it
+    again, whose log is gone then."""
     channel = os.open(side, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    states = [digest_of([])]
-    store, rival = Store(file), None
-    number = 0
-    async for move in plan(Desk()):
+    store = Store(file)
+    stores, states, number = [store], [await digest_of(SQLiteCheckpointStore(side.with_suffix(".empty")))], 0
+    async for move in plan(Desk(), rounds):
         number += 1
         os.write(channel, f"begin {number}\n".encode())
-        answers = await move(store if rival is None or number % 3 else rival)
+        answers = await move(stores[number % len(stores)])
         assert all(answer.kind is AnswerKind.OK for answer in answers), answers
         os.write(channel, f"acked {number}\n".encode())
-        states.append(digest_of(await look(store)))
-        if number == 51:  # a second connection that writes, as another worker has it
-            rival = store.reopen()
-        if number == 90:  # everybody closes the file, whose log is removed, and opens it again
-            await store.close()
-            assert rival is not None
-            await rival.close()
-            store, rival = Store(file), None
+        states.append(await digest_of(store))
+        if number == 4 * rounds:
+            stores.append(store.reopen())
+        if number == 7 * rounds:
+            for each in stores:
+                await each.close()
+            store = Store(file)
+            stores = [store]
     os.close(channel)
     side.with_suffix(".states").write_text(json.dumps([state.hex() for state in states]))
     await store.close()
 
 
 def main() -> None:
-    file, side, Store.level = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    asyncio.run(work(file, side))
+    file, side, Store.level, rounds = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    asyncio.run(work(file, side, rounds))
 
 
 if __name__ == "__main__":
