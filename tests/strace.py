@@ -1,4 +1,4 @@
-"""The strace that tests use: found, or unpacked from the system's package (scripts/strace.sh), and how a program is run under it."""
+"""The strace that tests use, found or unpacked from the system's package (scripts/strace.sh), and how it runs a program."""
 
 from __future__ import annotations
 

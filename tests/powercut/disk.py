@@ -91,7 +91,7 @@ class Disk:
                 continue
             whole = _written(file.flushed, file.asked)
             if len(whole) > len(file.flushed):
-                parts.append(Part(len(parts), Truncate("", len(whole)), number))  # it has grown, by bytes of which none is there
+                parts.append(Part(len(parts), Truncate("", len(whole)), number))  # it has grown, by bytes that are not there
             for asked in file.asked:
                 at = len(parts)
                 parts += [Part(at, piece, number) for piece in _pieces(asked)]
@@ -138,7 +138,7 @@ class Cut:
         return {name: bytes(files[file]) for name, file in names.items()}
 
     def choices(self, most: int, draw: random.Random) -> Iterator[int]:
-        """At most so many choices, each once: every one there is where they are so few, else the telling ones and drawn ones."""
+        """At most so many choices, each once: all there are where they are so few, else telling ones and drawn ones."""
         if self.possible <= most:
             yield from range(self.possible)
             return

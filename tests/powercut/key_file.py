@@ -1,6 +1,6 @@
 """A program whose system calls are recorded: it makes the key file, says so once it has the key, and prints the key.
 
-    python -m tests.powercut.key_file FILE SIDE
+python -m tests.powercut.key_file FILE SIDE
 """
 
 from __future__ import annotations

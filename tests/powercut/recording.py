@@ -133,7 +133,7 @@ class _Reader:
 
     def _open(self, words: str, path: str) -> Iterator[Call]:
         name = self._name(path)
-        if name is None or "O_CREAT" not in words and "O_TRUNC" not in words:
+        if name is None or ("O_CREAT" not in words and "O_TRUNC" not in words):
             return
         yield Create(name)  # where there is none; whoever reads this knows which there are
         self._sizes.setdefault(name, 0)

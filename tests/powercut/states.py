@@ -146,11 +146,16 @@ def _is_new(tally: Tally, state: Files, acked: int, begun: int) -> bool:
     return len(tally.distinct) > before
 
 
-async def _judge(judge: Judge, state: Files, folder: Path, acked: int, begun: int, *, goes_on: bool) -> str:
+def _put(state: Files, folder: Path) -> None:
+    """Have these files in the folder, and no others."""
     for old in folder.iterdir():
         old.unlink()
     for name, content in state.items():
         (folder / name).write_bytes(content)
+
+
+async def _judge(judge: Judge, state: Files, folder: Path, acked: int, begun: int, *, goes_on: bool) -> str:
+    _put(state, folder)
     store = SQLiteCheckpointStore(folder / FILE)
     try:
         trouble = await judge.judge(store, acked=acked, begun=begun)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from agent_runtime.journal.seal import parse_key
 from tests.powercut.key_file import KEY
 from tests.powercut.recording import Said, record
 from tests.powercut.states import Recorded
-
-from agent_runtime.journal.seal import parse_key
 
 EVERY_ONE = 1 << 12
 

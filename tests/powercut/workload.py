@@ -142,7 +142,8 @@ async def work(file: Path, side: Path, rounds: int) -> None:
     again, whose log is gone then."""
     channel = os.open(side, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     store = Store(file)
-    stores, states, number = [store], [await digest_of(SQLiteCheckpointStore(side.with_suffix(".empty")))], 0
+    stores: list[SQLiteCheckpointStore] = [store]
+    states, number = [await digest_of(SQLiteCheckpointStore(side.with_suffix(".empty")))], 0
     async for move in plan(Desk(), rounds):
         number += 1
         os.write(channel, f"begin {number}\n".encode())

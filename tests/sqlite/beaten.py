@@ -1,10 +1,12 @@
 """A worker whose disk fails it: a program that strace strikes, and that says what became of its runs.
 
-    python -m tests.sqlite.beaten FILE RUNS [SIDE]
+    python -m tests.sqlite.beaten FILE RUNS [ROOM]
 
-It works RUNS runs through the loop in each commit mode, as many at once, and as many that a first worker died of in the middle,
-and every verb of the store by hand. What it prints is a line of JSON, a `Report`. To the file SIDE it writes `acked` whenever
-the store acknowledged something.
+It works RUNS runs through the loop in each commit mode, twice as many at once, and as many that a first worker died of in the
+middle, and every verb of the store by hand. What it prints is a line of JSON, a `Report`.
+
+ROOM is what it does about a full disk once some writes have failed: it removes that file; `limit` stands for a limit on the
+size of files, which it sets for itself at first.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import sqlite3
 import sys
 from collections import Counter
@@ -22,11 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent_runtime.errors import CheckpointStoreCorrupt, StoreUnavailable
+from agent_runtime.errors import CheckpointStoreCorrupt, StoreRefused, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.store import Answer, AnswerKind, Append
 from agent_runtime.messages import Reply, ToolCall
+from agent_runtime.stores import sqlite
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 from agent_runtime.testing.faults import FaultyStore, Life, Moment, SimulatedCrash, Where
 from agent_runtime.testing.remote import Remote
@@ -38,9 +42,13 @@ from agent_runtime.tools import ToolRegistry, idempotency_key
 T = TypeVar("T")
 
 KEY = b"a key of tests, known to everybody"
+STOPS = (StoreUnavailable, StoreRefused, CheckpointStoreCorrupt)
+"""What a store may say for certain of a disk that fails; any other error ends this program."""
 PAGES_OF_LOG = 24
 """After how many pages the log is folded into the file: soon, so that this is struck too."""
-TRIES = 400
+TRIES = 60
+FULL_AFTER, ROOM_AFTER = 70_000, 5
+"""How large a file may grow where there is a limit, and after how many writes of unknown fate there is room again."""
 
 
 @dataclass
@@ -62,7 +70,7 @@ class Report:
 class Watched(SQLiteCheckpointStore):
     """The store, of which is noted what it says."""
 
-    def __init__(self, path: Path, side: Path | None = None) -> None:
+    def __init__(self, path: Path, room: str | None = None) -> None:
         super().__init__(path)
         self.report = Report()
         self.acked: dict[tuple[str, int], bytes] = {}
@@ -70,7 +78,7 @@ class Watched(SQLiteCheckpointStore):
         self.begun: set[str] = set()
         """The keys of the calls whose intent it acknowledged."""
         self._unknown: Counter[str] = Counter()
-        self._side = None if side is None else os.open(side, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._room = room
 
     def _connect(self, *, wait_seconds: float = 0) -> sqlite3.Connection:
         db = super()._connect(wait_seconds=wait_seconds)
@@ -100,11 +108,9 @@ class Watched(SQLiteCheckpointStore):
                     self.acked[run, record.number] = record.seal
                     if record.kind == RecordKind.STARTED:
                         self.begun.add(f"{run}:{record.call}")
-        if any(answer.kind is AnswerKind.UNKNOWN for answer in answers):
-            if before is not None and self._writer is before:
-                self.report.wrong.append("the connection of an unknown write is used on")
-        elif self._side is not None:
-            os.write(self._side, b"acked\n")
+        is_unknown = any(answer.kind is AnswerKind.UNKNOWN for answer in answers)
+        if is_unknown and before is not None and self._writer is before:
+            self.report.wrong.append("the connection of an unknown write is used on")
 
     def not_read(self) -> None:
         self.report.unreadable += 1
@@ -112,6 +118,17 @@ class Watched(SQLiteCheckpointStore):
     def not_known(self, what: str) -> None:
         self._unknown[what] += 1
         self.report.unknown = dict(self._unknown)
+        if self._unknown.total() == ROOM_AFTER:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        match self._room:
+            case None:
+                pass
+            case "limit":
+                resource.setrlimit(resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)[1:] * 2)
+            case ballast:
+                os.unlink(ballast)
 
 
 class Work:
@@ -154,7 +171,7 @@ class Work:
         for _ in range(TRIES):
             try:
                 await work()
-            except (StoreUnavailable, CheckpointStoreCorrupt) as error:
+            except STOPS as error:
                 self.store.report.stopped.setdefault(name, f"{type(error).__name__}: {error}")
                 work = self._again(name)
             else:
@@ -175,7 +192,7 @@ def _script() -> ScriptModel:
 
 
 class Verbs:
-    """Each verb of the store by hand. What is unknown, or failed for certain, is looked at and sent again until it is there."""
+    """Each verb of the store by hand. What did not land for certain is looked for, and sent again until it is there."""
 
     def __init__(self, store: Watched) -> None:
         self._store = store
@@ -198,7 +215,7 @@ class Verbs:
 
     async def _append(self, drafts: Sequence[Draft], appends: Sequence[Append]) -> list[Draft]:
         for _ in range(TRIES):
-            with suppress(StoreUnavailable, CheckpointStoreCorrupt):
+            with suppress(*STOPS):
                 answers = await self._store.commit(appends)
                 if all(answer.kind is AnswerKind.OK for answer in answers):
                     return [draft.after(append) for draft, append in zip(drafts, appends, strict=True)]
@@ -217,14 +234,15 @@ class Verbs:
     async def _delete(self, draft: Draft) -> None:
         """A delete whose answer was lost and that landed is fenced when it is sent again."""
         unknown = self._store.report.unknown.get("a delete", 0)
-        answer = await self._send("a delete", lambda: self._store.delete(draft.run_id, guard=draft.guard), and_also=AnswerKind.FENCED)
+        answer = await self._send("a delete", lambda: self._store.delete(draft.run_id, guard=draft.guard), AnswerKind.FENCED)
         was_unknown = self._store.report.unknown.get("a delete", 0) > unknown
-        if answer.kind is AnswerKind.FENCED and not was_unknown or await self.read(lambda: self._store.calls(draft.run_id)):
+        left = await self.read(lambda: self._store.calls(draft.run_id))
+        if left or (answer.kind is AnswerKind.FENCED and not was_unknown):
             self._store.report.wrong.append(f"{draft.run_id} was not deleted once: {answer}")
 
-    async def _send(self, what: str, verb: Callable[[], Awaitable[Answer]], *, and_also: AnswerKind = AnswerKind.OK) -> Answer:
+    async def _send(self, what: str, verb: Callable[[], Awaitable[Answer]], and_also: AnswerKind = AnswerKind.OK) -> Answer:
         for _ in range(TRIES):
-            with suppress(StoreUnavailable, CheckpointStoreCorrupt):
+            with suppress(*STOPS):
                 answer = await verb()
                 if answer.kind in (AnswerKind.OK, and_also):
                     return answer
@@ -240,27 +258,31 @@ class Verbs:
         for _ in range(TRIES):
             try:
                 return await verb()
-            except (StoreUnavailable, CheckpointStoreCorrupt):
+            except STOPS:
                 self._store.not_read()
         raise AssertionError("the disk never mends")
 
 
 async def check(store: Watched, work: Work, verbs: Verbs) -> Report:
-    """What was acknowledged is there, and every call was made once."""
-    report = store.report
+    """What was acknowledged is there, as a fresh connection sees it, and every call was made once."""
+    report, fresh = store.report, store.reopen()
     for run in sorted({run for run, _ in store.acked}):
-        found = {record.number: record.seal for record in await verbs.read(partial(store.calls, RunId(run)))}
+        found = {record.number: record.seal for record in await verbs.read(partial(fresh.calls, RunId(run)))}
         lost = [number for (of, number), seal in store.acked.items() if of == run and found.get(number) != seal]
-        latest = await verbs.read(partial(store.latest, RunId(run)))
+        latest = await verbs.read(partial(fresh.latest, RunId(run)))
         if lost and (latest is None or latest.row.status != RunStatus.DELETED):
             report.wrong.append(f"{run}: records {lost} were acknowledged and are gone")
+    await fresh.close()
     report.effects = dict(Counter(effect.key for effect in work.remote.effects))
     return report
 
 
-async def main(file: Path, runs: int, side: Path | None) -> Report:
-    store = Watched(file, side)
+async def main(file: Path, runs: int, room: str | None) -> Report:
+    store = Watched(file, room)
+    sqlite.QUICK_COMMIT_SECONDS = 3600  # which call is struck is not to depend on how busy the machine is
     work, verbs = Work(store), Verbs(store)
+    if room == "limit":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_AFTER, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     for at in range(runs):
         await work.run(f"grouped-{at}")
         await work.run(f"each-{at}", commits="each")
@@ -274,4 +296,4 @@ async def main(file: Path, runs: int, side: Path | None) -> Report:
 
 if __name__ == "__main__":
     _, path, runs, *rest = sys.argv
-    print(json.dumps(asdict(asyncio.run(main(Path(path), int(runs), Path(rest[0]) if rest else None)))))
+    print(json.dumps(asdict(asyncio.run(main(Path(path), int(runs), rest[0] if rest else None)))))

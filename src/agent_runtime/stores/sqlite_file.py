@@ -133,11 +133,11 @@ class Place:
         self._found = self._now()
 
     def check(self) -> None:
-        """Refuse to go on where the path leads elsewhere by now: what is written to a removed file is lost with its last user."""
+        """Refuse to go on where the path leads elsewhere by now: what a removed file takes is gone with its last user."""
         if not self.is_as_found():
             raise StoreRefused(
-                f"SQLite file {self._path!r} was removed, or another was put in its place, while it was in use; what is written "
-                "now would be lost. Put the file back that was there, or open the store again once the right one is in its place"
+                f"SQLite file {self._path!r} was removed, or another was put in its place, while it was in use; what "
+                "is written now would be lost. Put the file back that was there, or open the store again on the one that is"
             )
 
     def is_as_found(self) -> bool:
