@@ -92,6 +92,22 @@ async def test_a_store_whose_file_was_replaced_writes_to_neither(store: Checkpoi
         assert other_file.execute("SELECT run_id FROM runs").fetchall() == [("theirs",)]
 
 
+async def test_a_program_that_changes_its_working_directory_stays_with_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = SQLiteCheckpointStore("runs.db")
+    assert await opened(store, "before") is AnswerKind.OK
+    monkeypatch.chdir(elsewhere)
+    store._drop_writer()
+    assert await opened(store, "after") is AnswerKind.OK
+    assert [row.run_id for row in await store.list_runs()] == ["after", "before"]
+    assert found(elsewhere) == []
+    await store.close()
+
+
 class Remover(SystemClock):
     """A clock that, once it is told to, removes a file when it is asked for the time of a write."""
 

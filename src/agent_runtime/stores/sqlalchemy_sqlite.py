@@ -93,7 +93,7 @@ class SQLiteByEngine(SQLiteTables):
         self._keys.clear()
         if self._keeper is None:
             with suppress(sqlite3.Error):
-                self._keeper = keep_index(self.path)
+                self._keeper = keep_index(self._place.path)
         await connection.invalidate()
 
     def _let_keeper_go(self) -> None:

@@ -262,7 +262,7 @@ class SQLiteCheckpointStore(SQLiteTables):
         """A connection. `wait_seconds`: for a file that somebody has locked; a writer waits for its turn outside of SQLite."""
         self._place.prepare()
         db = sqlite3.connect(
-            self.path, timeout=wait_seconds, isolation_level=None, check_same_thread=False, cached_statements=64
+            self._place.path, timeout=wait_seconds, isolation_level=None, check_same_thread=False, cached_statements=64
         )  # fmt: skip
         try:
             set_up(db, self.path)

@@ -119,24 +119,28 @@ def make_private(path: str) -> None:
 
 
 class Place:
-    """Which file a store is in: the one that it found, or made, at its path with the first use."""
+    """Which file a store is in: the one that it found, or made, at its path with the first use.
+
+    `path` leads there from any working directory once the file is prepared.
+    """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
         self._found: tuple[int, int] | None = None
 
     def prepare(self) -> None:
         """Have the file there, to be opened. Once it was, none is made in its place."""
         if self._found is not None:
             self.check()
-        make_private(self._path)
+        self.path = os.path.abspath(self.path)
+        make_private(self.path)
         self._found = self._now()
 
     def check(self) -> None:
         """Refuse to go on where the path leads elsewhere by now: what a removed file takes is gone with its last user."""
         if not self.is_as_found():
             raise StoreRefused(
-                f"SQLite file {self._path!r} was removed, or another was put in its place, while it was in use; what "
+                f"SQLite file {self.path!r} was removed, or another was put in its place, while it was in use; what "
                 "is written now would be lost. Put the file back that was there, or open the store again on the one that is"
             )
 
@@ -145,7 +149,7 @@ class Place:
 
     def _now(self) -> tuple[int, int] | None:
         try:
-            found = os.stat(self._path)
+            found = os.stat(self.path)
         except OSError:
             return None
         return found.st_dev, found.st_ino
