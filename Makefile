@@ -6,7 +6,7 @@ MINUTES ?= 2
 STORE ?= postgres
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format pictures contract sweep chaos bench pins clean
+.PHONY: help setup demo test check format pictures contract sweep powercut chaos bench pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,9 @@ pictures: setup ## record the pictures of the README again
 
 sweep: setup ## crash at every commit of a run and recover, on every store
 	$(PYTHON_IN_VENV) scripts/with_postgres.py $(PYTHON_IN_VENV) -m agent_runtime.testing.crash_sweep --postgres '{url}'
+
+powercut: setup ## open a SQLite store as each of 50,000 power cuts may have left it (STATES=)
+	$(PYTHON_IN_VENV) -m tests.powercut $(if $(STATES),--states $(STATES))
 
 chaos: setup ## kill, freeze and cut off workers, supervisors and the store (MINUTES=2, STORE=postgres or sqlite, SEED=)
 	$(PYTHON_IN_VENV) -m tests.chaos --minutes $(MINUTES) --store $(STORE) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)

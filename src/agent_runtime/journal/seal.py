@@ -146,7 +146,10 @@ def parse_key(text: str) -> bytes:
 
 
 def key_beside(path: str | os.PathLike[str], fresh: bytes) -> bytes:
-    """The key in the file at `path`; `fresh` is written there first, mode 0600, if nothing is."""
+    """The key in the file at `path`; `fresh` is written there first, mode 0600, if nothing is.
+
+    A key that was given out is still there after a power cut: what it sealed could be opened by nobody else.
+    """
     text = base64.b64encode(fresh) + b"\n"
     pending = f"{os.fspath(path)}.{fresh[:6].hex()}"
     descriptor = os.open(pending, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -159,7 +162,17 @@ def key_beside(path: str | os.PathLike[str], fresh: bytes) -> bytes:
             os.link(pending, path)  # a link appears whole or not at all, so two first starts agree on one key
     finally:
         os.unlink(pending)
+    _flush_folder(os.path.dirname(os.path.abspath(path)))
     return parse_key(f"file:{os.fspath(path)}")
+
+
+def _flush_folder(folder: str) -> None:
+    """Have it on the disk which files there are, where a folder can be flushed."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class Sealer:

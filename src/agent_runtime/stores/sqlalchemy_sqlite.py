@@ -22,8 +22,9 @@ from agent_runtime.stores.sqlite_file import (
     Busy,
     Cursor,
     Database,
+    Place,
+    keep_index,
     lenient,
-    make_private,
     set_up,
     translate,
     translated,
@@ -52,7 +53,10 @@ class SQLiteByEngine(SQLiteTables):
         self._engine = source.engine(**self._options)
         self._mark = object()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_there = False
+        self._place = Place(self.path)
+        self._is_prepared = False
+        self._keeper: sqlite3.Connection | None = None
+        """Is there from a commit that failed to the next one that did not: see `keep_index`."""
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -76,6 +80,7 @@ class SQLiteByEngine(SQLiteTables):
         if not self._source.is_users(self._engine):
             with suppress(Exception):  # it is closed, one way or the other
                 await self._engine.dispose()
+        self._let_keeper_go()
 
     # How a transaction is carried.
 
@@ -86,10 +91,26 @@ class SQLiteByEngine(SQLiteTables):
             try:
                 await connection.exec_driver_sql("COMMIT")
             except Exception:
-                self._keys.clear()
-                await connection.invalidate()
+                await self._give_up(connection)
                 return None
+            if not self._place.is_as_found():
+                await self._give_up(connection)
+                return None
+            self._let_keeper_go()
             return result
+
+    async def _give_up(self, connection: AsyncConnection) -> None:
+        """Nothing is known of the connection any more."""
+        self._keys.clear()
+        if self._keeper is None:
+            with suppress(sqlite3.Error):
+                self._keeper = keep_index(self._place.path)
+        await connection.invalidate()
+
+    def _let_keeper_go(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
 
     def _begin(self, inner: Connection, work: Callable[[Database], T]) -> T:
         """Do the work in a transaction that is still open afterwards; where it raises, nothing is left of it."""
@@ -149,9 +170,10 @@ class SQLiteByEngine(SQLiteTables):
         """A connection for one transaction. What is left open of it when it is given back is rolled back."""
         if self._is_closed:
             raise StoreUnavailable(f"the store in SQLite file {self.path!r} was closed; open another")
-        if not self._is_there:
-            make_private(self.path)
-            self._is_there = True
+        if not self._is_prepared:
+            self._place.prepare()
+            self._is_prepared = True
+        self._place.check()
         connection = await self._checked_out()
         try:
             await self._meet(connection)

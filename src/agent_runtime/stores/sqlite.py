@@ -5,8 +5,10 @@ Rules of this file:
 * One writer: a thread, or inline on the event loop while that thread is idle and the disk is quick, as its last commits
   show (`inline=False` turns this off). Every write is one transaction, begun with BEGIN IMMEDIATE.
 * WAL, and `synchronous=FULL` read back: with less, acknowledged commits are lost in a power cut.
-* An error before COMMIT wrote nothing. An error at COMMIT is unknown: the connection is closed, and what follows reads
-  through a fresh one.
+* An error before COMMIT wrote nothing. An error at COMMIT is unknown: the connection is used no more, and what follows reads
+  through a fresh one. It is closed once that is open, and not before: SQLite would read the log anew, where the transaction
+  is whole, and take it for committed, though its flush has failed and the disk may never have it.
+* A file that was removed or replaced under the store is noticed before a write, and before one is acknowledged.
 * The lease clock is the host's uptime, so that a change of the wall clock takes no run from its owner.
 """
 
@@ -16,10 +18,11 @@ import os
 import sqlite3
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
-from agent_runtime.errors import StoreUnavailable
+from agent_runtime.errors import AgentRuntimeError, StoreUnavailable
 from agent_runtime.journal.store import Answer, AnswerKind, Append, Ear, check_append
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.stores.sqlite_ear import SQLiteEar
@@ -27,8 +30,8 @@ from agent_runtime.stores.sqlite_file import (
     BUSY_MS,
     Busy,
     Database,
+    Place,
     lenient,
-    make_private,
     readable,
     set_up,
     translate,
@@ -66,6 +69,8 @@ class SQLiteCheckpointStore(SQLiteTables):
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._reader_is_stale = False
+        self._failed: list[sqlite3.Connection] = []
+        self._place = Place(self.path)
         self._checkpoints_wal = True
         self._ears: weakref.WeakSet[SQLiteEar] = weakref.WeakSet()
 
@@ -118,6 +123,7 @@ class SQLiteCheckpointStore(SQLiteTables):
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        self._close_failed()
         for ear in list(self._ears):
             await ear.close()
 
@@ -176,12 +182,15 @@ class SQLiteCheckpointStore(SQLiteTables):
     def _begin(self, work: Callable[[Database], T]) -> T:
         """Do the work in a transaction that is still open afterwards; where it raises, nothing is left of it."""
         db = self._connected()
+        self._place.check()
         try:
             db.execute("BEGIN IMMEDIATE")
             return work(db)
         except sqlite3.Error as error:
-            self._roll_back(db)
-            raise translate(error, self.path) from error
+            told = translate(error, self.path)
+            if not isinstance(told, Busy):
+                self._drop_writer()
+            raise told from error
         except BaseException:
             self._roll_back(db)
             raise
@@ -197,12 +206,15 @@ class SQLiteCheckpointStore(SQLiteTables):
             self._drop_writer()
             return False
         self._commit_seconds += (self._clock.monotonic() - began - self._commit_seconds) / COMMITS_REMEMBERED
+        if not self._place.is_as_found():
+            self._drop_writer()
+            return False
         return True
 
     def _roll_back(self, db: sqlite3.Connection) -> None:
+        self._keys.clear()  # a key given inside the transaction is no run's any more
         try:
             if db.in_transaction:
-                self._keys.clear()  # a key given inside the transaction is no run's any more
                 db.execute("ROLLBACK")
         except sqlite3.Error:
             self._drop_writer()
@@ -213,6 +225,7 @@ class SQLiteCheckpointStore(SQLiteTables):
         if self._writer is None:
             with translated(self.path):
                 self._writer = self._connect()
+            self._close_failed()
         return self._writer
 
     async def _open(self) -> None:
@@ -229,23 +242,28 @@ class SQLiteCheckpointStore(SQLiteTables):
     async def _read(self, work: Callable[[Database], T]) -> T:
         """What the work finds, all of it as the store was at one moment."""
         db = await self._connected_reader()
+        self._place.check()
         try:
             with readable(self.path):
                 db.execute("BEGIN")
-                return work(db)
-        finally:
-            if db.in_transaction:
-                db.execute("COMMIT")
+                try:
+                    return work(db)
+                finally:
+                    if db.in_transaction:
+                        db.execute("COMMIT")
+        except AgentRuntimeError:
+            self._reader_is_stale = True  # a disk that failed a read has failed the connection
+            raise
 
     async def _connected_reader(self) -> sqlite3.Connection:
-        if self._reader is not None and self._reader_is_stale:
-            self._reader.close()
-            self._reader = None
-        if self._reader is None:
+        if self._reader is None or self._reader_is_stale:
             await self._open()
             with readable(self.path):
-                self._reader = self._connect_reader()
+                fresh = self._connect_reader()
             self._reader_is_stale = False
+            stale, self._reader = self._reader, fresh
+            if stale is not None:
+                stale.close()
         return self._reader
 
     def _connect_reader(self) -> sqlite3.Connection:
@@ -257,9 +275,9 @@ class SQLiteCheckpointStore(SQLiteTables):
 
     def _connect(self, *, wait_seconds: float = 0) -> sqlite3.Connection:
         """A connection. `wait_seconds`: for a file that somebody has locked; a writer waits for its turn outside of SQLite."""
-        make_private(self.path)
+        self._place.prepare()
         db = sqlite3.connect(
-            self.path, timeout=wait_seconds, isolation_level=None, check_same_thread=False, cached_statements=64
+            self._place.path, timeout=wait_seconds, isolation_level=None, check_same_thread=False, cached_statements=64
         )  # fmt: skip
         try:
             set_up(db, self.path)
@@ -275,5 +293,15 @@ class SQLiteCheckpointStore(SQLiteTables):
         db, self._writer = self._writer, None
         self._reader_is_stale = True
         self._keys.clear()
-        if db is not None:
-            db.close()
+        if db is None:
+            return
+        self._failed.append(db)  # it stays open until a fresh one is: see the rules of this file
+        with suppress(sqlite3.Error):
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+        if db.in_transaction:  # then it has the file locked, for all that are to come
+            self._close_failed()
+
+    def _close_failed(self) -> None:
+        while self._failed:
+            self._failed.pop().close()

@@ -118,6 +118,54 @@ def make_private(path: str) -> None:
         ) from error
 
 
+class Place:
+    """Which file a store is in: the one that it found, or made, at its path with the first use.
+
+    `path` leads there from any working directory once the file is prepared.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._found: tuple[int, int] | None = None
+
+    def prepare(self) -> None:
+        """Have the file there, to be opened. Once it was, none is made in its place."""
+        if self._found is not None:
+            self.check()
+        self.path = os.path.abspath(self.path)
+        make_private(self.path)
+        self._found = self._now()
+
+    def check(self) -> None:
+        """Refuse to go on where the path leads elsewhere by now: what a removed file takes is gone with its last user."""
+        if not self.is_as_found():
+            raise StoreRefused(
+                f"SQLite file {self.path!r} was removed, or another was put in its place, while it was in use; what "
+                "is written now would be lost. Put the file back that was there, or open the store again on the one that is"
+            )
+
+    def is_as_found(self) -> bool:
+        return self._now() == self._found
+
+    def _now(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+def keep_index(path: str) -> sqlite3.Connection:
+    """A connection that is there so that others may be closed: as long as one is, none reads the log anew.
+
+    Whoever does so takes a transaction for committed that is whole in the log, even if its flush failed and its writer was
+    told so. It is in the system's memory then, and perhaps never on the disk.
+    """
+    db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    db.execute("PRAGMA schema_version").fetchone()
+    return db
+
+
 def set_up(db: Database, path: str) -> None:
     """Make the tables in an empty file; refuse a file that is not ours; set and read back what durability needs."""
     db.execute("PRAGMA foreign_keys = OFF")
