@@ -31,7 +31,7 @@ from agent_runtime.errors import (
     NewerFormat,
     VerdictRefused,
 )
-from agent_runtime.ids import RunId, build_key, check_run_id
+from agent_runtime.ids import RunId, build_key, check_label, check_run_id
 from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRecord, StoredRow
 from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row
 from agent_runtime.journal.store import CheckpointStore
@@ -118,7 +118,7 @@ class Runs:
         may_approve: MayApprove | None = None,
         registry: ToolRegistry | None = None,
     ) -> None:
-        self._backing = Backing(store, KeyRing.of(checkpoint_key), tenant)
+        self._backing = Backing(store, KeyRing.of(checkpoint_key), check_label("tenant", tenant))
         self._store = store
         self._context = ctx
         self._door = Door(may_approve, registry)
@@ -319,7 +319,7 @@ class Runs:
         return Verified(run_id, len(found.stored.records))
 
     async def _pages(self, after: str | None) -> AsyncIterator[Sequence[StoredRow]]:
-        last = None if after is None else RunId(after)
+        last = None if after is None else check_run_id(after)
         while page := await self._store.list_runs(limit=PAGE, after=last):
             yield page
             last = page[-1].run_id

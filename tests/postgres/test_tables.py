@@ -171,9 +171,9 @@ async def test_a_store_of_a_newer_format_is_refused_by_name(postgres: Server) ->
     async with fresh_store(postgres) as store:
         await store.now()
         at = f"{store._schema}.agent_runtime_"
-        postgres.sql(f"UPDATE {at}store SET format = 2; ALTER TABLE {at}runs ADD COLUMN new_in_2 text")
+        postgres.sql(f"UPDATE {at}store SET format = 3; ALTER TABLE {at}runs ADD COLUMN new_in_3 text")
         other = PostgresCheckpointStore(postgres.url, schema=store._schema)
-        with pytest.raises(NewerFormat, match="format 2, and this version knows 1"):
+        with pytest.raises(NewerFormat, match="layout 3, and this version knows 2"):
             await other.list_runs()
         await other.close()
 
