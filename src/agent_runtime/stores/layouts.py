@@ -52,7 +52,7 @@ def say_old(place: str, layout: Layout) -> None:
 
 @cache
 def _say_once(text: str) -> None:
-    _log.warning(text)
+    _log.info(text)
 
 
 def nobody_knows(place: str) -> StoreUnavailable:
