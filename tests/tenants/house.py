@@ -49,7 +49,7 @@ class House:
             case "aiosqlite":
                 return f"sqlite+aiosqlite:///{self.folder}/{tenant}.db"
             case "redis":
-                return f"{self.redis.url}?prefix={self.name}.{tenant}{more}"
+                return f"{self.redis.url}?prefix={self.name}.{tenant}&may_lose_writes=no{more}"
             case _:
                 place = f"schema={self.name}&prefix={tenant}" if self.kind == PREFIXED else f"schema={self.schema(tenant)}"
                 return f"{self.postgres.url}?{place}{more}".replace(":", f"{DRIVERS[self.kind]}:", 1)
