@@ -15,7 +15,7 @@ from agent_runtime.journal.records import RunStatus, StoredRun
 from agent_runtime.journal.store import CheckpointStore, recency
 from agent_runtime.tool_loop import recover_tool_loop, run_tool_loop
 from tests.golden.program import CTX, HOSTILE, KEY, TENANT, Ask, Tools, orders
-from tests.tenants.house import GOLDEN, House
+from tests.tenants.house import GOLDEN, KINDS, NATIVE, House
 
 LAYOUTS = sorted(int(path.name.removeprefix("layout-")) for path in GOLDEN.glob("layout-*"))
 STOOD = {
@@ -86,7 +86,12 @@ async def bring_to_an_end(store: CheckpointStore) -> Tools:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("is_migrated_first", [True, False], ids=["migrated first", "as it is"])
+@pytest.mark.parametrize(
+    ("house", "is_migrated_first"),
+    [(kind, first) for kind in KINDS for first in (True, False) if kind in NATIVE or not first],
+    indirect=["house"],
+    ids=lambda value: {True: "migrated first", False: "as it is"}.get(value, value),
+)
 async def test_every_run_of_an_old_store_is_read_and_comes_to_its_right_end(
     house: House, layout: int, is_migrated_first: bool
 ) -> None:
@@ -121,6 +126,7 @@ def newest_layouts() -> list[int]:
     return [postgres_schema.LAYOUT, redis_open.LAYOUT, sqlite_file.LAYOUT]
 
 
+@pytest.mark.parametrize("house", NATIVE, indirect=True)
 async def test_a_golden_run_is_refused_to_every_other_tenant_and_key(house: House) -> None:
     house.put_golden(1)
     store = house.open()

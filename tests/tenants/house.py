@@ -14,6 +14,7 @@ from agent_runtime.stores import open_store
 from tests.redis_servers import RedisServer
 from tests.servers import Server
 
+NATIVE = ("sqlite", "postgres", "redis")
 KINDS = ("sqlite", "aiosqlite", "postgres", "asyncpg", "psycopg", "redis")
 PREFIXED = "postgres prefix"
 DRIVERS = {"postgres": "", PREFIXED: "", "asyncpg": "+asyncpg", "psycopg": "+psycopg"}
