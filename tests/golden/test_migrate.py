@@ -145,7 +145,7 @@ class Holding:
             self._house.redis.tell("HSET", f"{self._house.name}.t1:store", "migrates_until", "1")
 
 
-EVERY = {"redis": 29}
+EVERY = {"redis": 97}
 """Of so many statements one is died before; else before each."""
 
 
