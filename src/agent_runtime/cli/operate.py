@@ -46,10 +46,9 @@ def main(chosen: argparse.Namespace) -> int:
 
 async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
     check_there(settings.database_url)
-    key = stored_key(settings)
     store = open_store(settings.database_url)
     try:
-        runs = Runs(store, checkpoint_key=key)
+        runs = Runs(store, checkpoint_key=stored_key(settings))
         match chosen.command:
             case "runs":
                 return await _list(runs, chosen)
