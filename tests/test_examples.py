@@ -30,8 +30,8 @@ KEY_LINES = {
         "at the bank: ['20 for A-1 [refund-7:0.0]', '90 for B-2 [refund-7:0.1]']",
     ],
     "tenants": [
-        "order-1: run 'order-1' is not as it was written: its row is of another tenant or of no known format. Nothing was run. "
-        "Restore the store from a copy you trust, and find out who can write to it."
+        "order-1: run 'order-1' is not as it was written: its row is of another tenant or of no known format. Nothing was "
+        "run. Restore the store from a copy you trust, and find out who can write to it."
     ],
     "ask": ["done - closed the account of Kim: asked for it"],
     "operate": ["ana done step 1", "claim 1 (start), which ended it: done", "released: False", "corrupt: 0"],

@@ -16,7 +16,7 @@ from agent_runtime.journal.store import AnswerKind, CheckpointStore
 from agent_runtime.stores import shown_url
 from agent_runtime.testing.store_contract import Draft
 from tests.golden.test_golden import STOOD, held, judge, newest_layouts
-from tests.tenants.house import NATIVE, House
+from tests.tenants.house import NATIVE, SOME, House
 
 [NEWEST] = set(newest_layouts())
 on_native_stores = pytest.mark.parametrize("house", NATIVE, indirect=True)
@@ -29,6 +29,7 @@ def said(capsys: pytest.CaptureFixture[str], house: House, *words: str) -> tuple
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("house", SOME, indirect=True)
 def test_a_check_changes_nothing_and_a_migration_is_done_once(house: House, capsys: pytest.CaptureFixture[str]) -> None:
     house.put_golden(1)
     told = {"store": shown_url(house.url()), "layout": 1, "newest": NEWEST, "migrated": False}

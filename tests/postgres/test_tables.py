@@ -308,15 +308,13 @@ async def test_an_append_of_a_run_that_runs_changes_no_index(postgres: Server) -
         draft, runs = await opened(store), store._sql.table("runs")
         for n in range(40):
             draft = await land(store, draft, draft.step_on(b"%d" % n))
-        told = (0, 0)
+        counts = f"SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = '{runs}'::regclass"
+        told = [0, 0]
         give_up_at = monotonic() + PATIENCE_SECONDS
         while told[0] < 40:
             assert monotonic() < give_up_at, "the server counts its updates in the end"
             await asyncio.sleep(0.05)
-            counted = postgres.sql(
-                f"SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = '{runs}'::regclass"
-            )
-            told = (int(counted.split("|")[0]), int(counted.split("|")[1]))
+            told = [int(number) for number in postgres.sql(counts).split("|")]
         assert told[1] >= 38, "all but those whose page was full"
 
 

@@ -16,6 +16,8 @@ from tests.servers import Server
 
 NATIVE = ("sqlite", "postgres", "redis")
 KINDS = ("sqlite", "aiosqlite", "postgres", "asyncpg", "psycopg", "redis")
+SOME = (*NATIVE, "psycopg")
+"""Of SQLAlchemy's one that differs most from its native store."""
 PREFIXED = "postgres prefix"
 DRIVERS = {"postgres": "", PREFIXED: "", "asyncpg": "+asyncpg", "psycopg": "+psycopg"}
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -26,7 +26,7 @@ from agent_runtime.stores import open_store
 from agent_runtime.testing.store_contract import Draft
 from tests.golden.program import KEY, TENANT
 from tests.servers import free_port
-from tests.tenants.house import NATIVE, House
+from tests.tenants.house import NATIVE, SOME, House
 
 SECRET = "geheim-pa55"
 VERBS: dict[str, Callable[[Any], Awaitable[object]]] = {
@@ -171,6 +171,7 @@ def put_newer(house: House) -> None:
         house.redis.tell("HSET", f"{house.name}.t1:store", "format", "99")
 
 
+@pytest.mark.parametrize("house", SOME, indirect=True)
 @pytest.mark.parametrize(
     ("put", "error", "said"),
     [

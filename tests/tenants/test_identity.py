@@ -17,7 +17,7 @@ from agent_runtime.ids import RunId
 from agent_runtime.testing.store_contract.witness import untouched
 from agent_runtime.tool_loop import recover_tool_loop, run_tool_loop
 from tests.golden.program import KEY, Ask, Order, Tools
-from tests.tenants.house import House
+from tests.tenants.house import SOME, House
 
 ANA, BEN = RunContext(user="ana", thread="the thread"), RunContext(user="ben", thread="the thread")
 STRANGERS = [BEN, RunContext(user="ana"), RunContext(thread="the thread"), RunContext()]
@@ -31,6 +31,7 @@ async def refusal(work: Awaitable[object]) -> Exception:
     return refused.value
 
 
+@pytest.mark.parametrize("house", SOME, indirect=True)
 async def test_another_user_and_nobody_are_refused_by_every_verb_and_told_nothing(house: House) -> None:
     store, tools = house.open(), Tools()
     options: dict[str, Any] = {"checkpoints": store, "checkpoint_key": KEY}

@@ -18,7 +18,7 @@ from agent_runtime.stores import open_store
 from agent_runtime.tool_loop import recover_tool_loop, run_tool_loop
 from tests.golden.program import KEY, Ask, Order, Tools, orders
 from tests.processes.job import environment
-from tests.tenants.house import NATIVE, House
+from tests.tenants.house import NATIVE, SOME, House
 
 GOOD = [
     "'", '"', "`", "\\", "; DROP TABLE runs; --", "'); DELETE FROM agent_runtime_runs; --", "../../etc/passwd", "/", ".", "%",
@@ -28,6 +28,7 @@ GOOD = [
 BAD: list[Any] = ["", "x" * 10_000, "a\0b", "a\nb", "\r", "\x1b[31m", "\u202eabc", "\ud800", "\u200b", None, 7, b"run"]
 
 
+@pytest.mark.parametrize("house", SOME, indirect=True)
 async def test_a_hostile_id_is_an_id_like_any_other(house: House) -> None:
     store, tools = house.open(), Tools()
     options: dict[str, Any] = {"checkpoints": store, "checkpoint_key": KEY}

@@ -23,7 +23,7 @@ from tests.golden.make import worker_on
 from tests.golden.program import KEY, Ask, Tools
 from tests.redis_servers import RedisServer
 from tests.servers import Server
-from tests.tenants.house import KINDS, PREFIXED, House
+from tests.tenants.house import PREFIXED, SOME, House
 
 OK, FENCED = AnswerKind.OK, AnswerKind.FENCED
 LISTENS_SECONDS = 30.0
@@ -109,7 +109,7 @@ async def hear_their_own(mine: CheckpointStore, theirs: CheckpointStore, run_id:
 # A run is sealed for its tenant.
 
 
-@pytest.mark.parametrize("house", KINDS, indirect=True)
+@pytest.mark.parametrize("house", SOME, indirect=True)
 async def test_a_run_that_was_copied_to_another_tenant_is_refused_there_as_corrupt(house: House) -> None:
     store, theirs = house.open("t1"), house.open("t2")
     tools, dying = Tools(), worker_on(store)
