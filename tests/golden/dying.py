@@ -47,10 +47,15 @@ async def migrate(url: str, dies_at: int) -> None:
             write = tables._write
             tables._write = lambda work: write(lambda db: work(Dying(db, dies_at)))
         else:
-            door = tables._at_the_door()
-            tables._at_the_door = lambda: door
-            carry: Callable[..., Awaitable[Any]] = door._link.write
-            door._link.write = lambda work: carry(lambda db: work(Dying(db, dies_at)))
+            make_door = tables._at_the_door
+
+            def make_dying_door() -> Any:
+                door = make_door()
+                carry: Callable[..., Awaitable[Any]] = door._link.write
+                door._link.write = lambda work: carry(lambda db: work(Dying(db, dies_at)))
+                return door
+
+            tables._at_the_door = make_dying_door
     await store.migrate()
     await store.close()
 
@@ -65,6 +70,7 @@ async def look(url: str) -> int:
 
 def main(url: str, every: int) -> None:
     redis_time.HOLD_MS = 20  # nobody waits long for the dead
+    asyncio.run(look(url))  # whatever is imported for it is imported once
     dies_at = 1
     while True:
         child = os.fork()

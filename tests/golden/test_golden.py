@@ -15,7 +15,7 @@ from agent_runtime.journal.records import RunStatus, StoredRun
 from agent_runtime.journal.store import CheckpointStore, recency
 from agent_runtime.tool_loop import recover_tool_loop, run_tool_loop
 from tests.golden.program import CTX, HOSTILE, KEY, TENANT, Ask, Tools, orders
-from tests.tenants.house import GOLDEN, KINDS, NATIVE, House
+from tests.tenants.house import GOLDEN, NATIVE, SOME, House
 
 LAYOUTS = sorted(int(path.name.removeprefix("layout-")) for path in GOLDEN.glob("layout-*"))
 STOOD = {
@@ -88,7 +88,7 @@ async def bring_to_an_end(store: CheckpointStore) -> Tools:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("house", "is_migrated_first"),
-    [(kind, first) for kind in KINDS for first in (True, False) if kind in NATIVE or not first],
+    [(kind, first) for kind in SOME for first in (True, False) if kind in NATIVE or not first],
     indirect=["house"],
     ids=lambda value: {True: "migrated first", False: "as it is"}.get(value, value),
 )

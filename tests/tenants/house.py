@@ -100,16 +100,14 @@ class House:
         for store in self._opened:
             await store.close()
         if self.is_postgres:
-            for schema in self._schemas():
-                self.postgres.sql(f"DROP SCHEMA {schema} CASCADE")
+            listed = f"SELECT nspname FROM pg_namespace WHERE starts_with(nspname, '{self.name}')"
+            drop = "EXECUTE format('DROP SCHEMA %I CASCADE', name)"
+            self.postgres.sql(f"DO $$ DECLARE name text; BEGIN FOR name IN {listed} LOOP {drop}; END LOOP; END $$")
 
-    def _schemas(self) -> list[str]:
-        listed = f"SELECT nspname FROM pg_namespace WHERE starts_with(nspname, '{self.name}')"
-        return self.postgres.sql(listed).split()
-
-    def _tables(self, schema: str) -> dict[str, str]:
+    def _tables(self, schema: str) -> str:
         listed = self.postgres.sql(f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema}' ORDER BY 1").split()
-        return {table: self.postgres.sql(f"SELECT t::text FROM {schema}.{table} t ORDER BY 1") for table in listed}
+        rows = [f"SELECT '{table}', t::text FROM {schema}.{table} t" for table in listed]
+        return self.postgres.sql(f"{' UNION ALL '.join(rows)} ORDER BY 1, 2") if rows else ""
 
 
 def _written(kind: str, value: Any) -> Iterator[list[Any]]:

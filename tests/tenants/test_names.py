@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_runtime import Outcome, Runs
+from agent_runtime.cli import main
 from agent_runtime.errors import InvalidRunId, InvalidSetting
 from agent_runtime.executor import Executor
 from agent_runtime.flow.runner import FlowRunner
 from agent_runtime.stores import open_store
 from agent_runtime.tool_loop import recover_tool_loop, run_tool_loop
 from tests.golden.program import KEY, Ask, Order, Tools, orders
-from tests.processes.job import environment
 from tests.tenants.house import NATIVE, SOME, House
 
 GOOD = [
@@ -116,15 +115,13 @@ def test_a_url_that_names_a_tenant_wrongly_is_refused_with_what_is_allowed(url: 
     assert str(refused.value).isprintable()
 
 
-def test_the_command_line_refuses_what_is_no_id_without_harm_to_the_terminal(tmp_path: Any) -> None:
-    store = f"sqlite:///{tmp_path}/runs.db"
-    made = [sys.executable, "-m", "agent_runtime", "runs", "--store", store]
+def test_the_command_line_refuses_what_is_no_id_without_harm_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHECKPOINT_KEY", "a2V5IG9mIHRoZSBnb2xkZW4gc3RvcmVzLCB3aGljaA==")
     (tmp_path / "runs.db").touch()
-    settings = environment({"CHECKPOINT_KEY": "a2V5IG9mIHRoZSBnb2xkZW4gc3RvcmVzLCB3aGljaA=="})
     for bad in (b"\xff\xfe", b"a\x1b[31mb", b"a\nb", "\u202e".encode()):
-        words = [*map(os.fsencode, [*made[:-3], "show"]), bad, b"--store", os.fsencode(store)]
-        ended = subprocess.run(words, env=settings, capture_output=True, timeout=60, check=False, cwd=tmp_path)
-        assert ended.returncode == 1
-        said = ended.stderr.decode()
+        assert main(["show", os.fsdecode(bad), "--store", f"sqlite:///{tmp_path}/runs.db"]) == 1
+        said = capsys.readouterr().err
         assert said.startswith("ERROR InvalidRunId: ")
         assert said.removesuffix("\n").isprintable()
