@@ -28,10 +28,13 @@ CREATE TABLE agent_runtime_runs (
     key_id text NOT NULL,
     tenant text NOT NULL,
     kind text NOT NULL,
-    name text NOT NULL
+    name text NOT NULL,
+    ended_at bigint GENERATED ALWAYS AS (CASE WHEN status >= 8 THEN updated_at END) STORED
 ) WITH (fillfactor = 70);
 
 CREATE INDEX agent_runtime_unfinished ON agent_runtime_runs (run_id) WHERE status < 8;
+
+CREATE INDEX agent_runtime_ended ON agent_runtime_runs (status, ended_at, run_id) WHERE status >= 8;
 
 CREATE TABLE agent_runtime_journal (
     place bigint NOT NULL CHECK (place >> 24 >= 1 AND place & 16777215 >= 1),
@@ -62,6 +65,6 @@ CREATE TABLE agent_runtime_inbox (
     UNIQUE (key, digest)
 );
 
-INSERT INTO agent_runtime_store (format) VALUES (1);
+INSERT INTO agent_runtime_store (format) VALUES (2);
 
 COMMIT;

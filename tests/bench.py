@@ -234,6 +234,12 @@ class Delegate:
         self.check("list_runs")
         return await self.inner.list_runs(status=status, limit=limit, after=after)
 
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        self.check("list_recent")
+        return await self.inner.list_recent(status=status, before=before, limit=limit)
+
     async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
         self.check("delete")
         return await self.inner.delete(run_id, guard=guard)

@@ -29,6 +29,10 @@ KEY_LINES = {
         "2 model calls",
         "at the bank: ['20 for A-1 [refund-7:0.0]', '90 for B-2 [refund-7:0.1]']",
     ],
+    "tenants": [
+        "order-1: run 'order-1' is not as it was written: its row is of another tenant or of no known format. Nothing was "
+        "run. Restore the store from a copy you trust, and find out who can write to it."
+    ],
     "ask": ["done - closed the account of Kim: asked for it"],
     "large_values": [
         "a blob of 2,000,013 bytes beside a store of less than 1,000,000: True",

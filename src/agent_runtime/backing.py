@@ -11,6 +11,7 @@ from agent_runtime.crash import UNARMED, CrashPlan
 from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.events import Sink
+from agent_runtime.ids import check_label
 from agent_runtime.journal.journal import Commits
 from agent_runtime.journal.seal import CheckpointKey, KeyRing
 from agent_runtime.journal.store import CheckpointStore
@@ -43,8 +44,9 @@ def make_backing(
     """What runs are worked on, from the options that every entry takes."""
     store, ring = _store_and_ring(checkpoints, checkpoint_key)
     backing = Backing(
-        store, ring, tenant, namespace, _mode(commits), lease_seconds, heartbeat_seconds, sinks, crash, clock, entropy,
-        offload, max_attempts, stuck_after, accept_lost_writes, max_value_bytes,
+        store, ring, check_label("tenant", tenant), check_label("namespace", namespace), _mode(commits), lease_seconds,
+        heartbeat_seconds, sinks, crash, clock, entropy, offload, max_attempts, stuck_after, accept_lost_writes,
+        max_value_bytes,
     )  # fmt: skip
     check_terms(backing)
     return backing

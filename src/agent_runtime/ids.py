@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import NewType
 
-from agent_runtime.errors import InvalidRunId
+from agent_runtime.errors import InvalidRunId, InvalidSetting
 
 RunId = NewType("RunId", str)
 Step = NewType("Step", int)
@@ -28,6 +28,14 @@ def check_run_id(value: object) -> RunId:
     if not value.isprintable():
         raise InvalidRunId(f"a run id holds printable characters only, found {value!r}; remove control characters")
     return RunId(value)
+
+
+def check_label(option: str, value: object) -> str:
+    """The name of a tenant or a namespace, or `InvalidSetting`: none, or 1 to 512 printable characters."""
+    if not isinstance(value, str) or len(value) > MAX_RUN_ID or not value.isprintable():
+        found = f"{len(value)} characters" if isinstance(value, str) and len(value) > MAX_RUN_ID else f"{value!r:.100}"
+        raise InvalidSetting(f"{option}= is text of at most {MAX_RUN_ID} printable characters, or empty; found {found}")
+    return value
 
 
 def reply_call(seq: int) -> CallId:

@@ -32,7 +32,7 @@ from agent_runtime.errors import (
     NewerFormat,
     VerdictRefused,
 )
-from agent_runtime.ids import RunId, build_key, check_run_id
+from agent_runtime.ids import RunId, build_key, check_label, check_run_id
 from agent_runtime.journal.records import NO_OWNER, NO_SEAL, RunStatus, StoredRecord, StoredRow
 from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row, sealer_for
 from agent_runtime.journal.store import CheckpointStore, Searching
@@ -98,7 +98,9 @@ class Runs:
         registry: ToolRegistry | None = None,
         max_value_bytes: int = MAX_VALUE_BYTES,
     ) -> None:
-        self._backing = Backing(store, KeyRing.of(checkpoint_key), tenant, max_value_bytes=max_value_bytes)
+        self._backing = Backing(
+            store, KeyRing.of(checkpoint_key), check_label("tenant", tenant), max_value_bytes=max_value_bytes
+        )
         check_terms(self._backing)
         self._store = store
         self._context = ctx
@@ -369,7 +371,7 @@ class Runs:
         return await self._store.strays() if isinstance(self._store, Searching) else []
 
     async def _pages(self, after: str | None) -> AsyncIterator[Sequence[StoredRow]]:
-        last = None if after is None else RunId(after)
+        last = None if after is None else check_run_id(after)
         while page := await self._store.list_runs(limit=PAGE, after=last):
             yield page
             last = page[-1].run_id

@@ -403,6 +403,50 @@ class PostsToNobody(Broken):
         return answer if run_id in self._runs else Answer(OK)
 
 
+# The list by time.
+
+
+class ListsTheOldestFirst(Broken):
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        return (await super().list_recent(status=status, before=before, limit=limit))[::-1]
+
+
+class TakesAMomentForOneRun(Broken):
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        rows = await super().list_recent(status=status, before=before)
+        return [row for row in rows if before is None or row.updated_at < before[0]][:limit]
+
+
+class ListsTheDeletedByTime(Broken):
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        rows = await super().list_recent(status=status, before=before, limit=limit)
+        return rows if status is not None else rows + await super().list_recent(status=RunStatus.DELETED)
+
+
+class KeepsTheTimeOfTheEnd(Broken):
+    def asked(self, append: Append) -> Append:
+        row = self.stored(append.row.run_id)
+        self.kept = row.updated_at if row is not None and RunStatus(row.status).is_final else None
+        return append
+
+    def answered(self, append: Append, answer: Answer) -> Answer:
+        if self.kept is not None:
+            self.change(append.row.run_id, updated_at=self.kept)
+        return answer
+
+
+class TakesASignOfLifeForAChange(Broken):
+    async def renew(self, run_id: RunId, *, guard: Guard, seen: int | None = None, wake_at: int | None = None) -> Answer:
+        self.change(run_id, updated_at=self._wall_ms())
+        return await super().renew(run_id, guard=guard, seen=seen, wake_at=wake_at)
+
+
 FOUND_BY: dict[type[MemoryCheckpointStore], str] = {
     IgnoresTheHead: "an append onto another head is moved",
     IgnoresTheNumber: "an append past another number is moved",
@@ -455,6 +499,11 @@ FOUND_BY: dict[type[MemoryCheckpointStore], str] = {
     SleepsOverMessages: "a reader that missed a message leaves the run awake",
     PostsToTheEnded: "a final run takes no common message",
     PostsToNobody: "a message to no run is fenced",
+    ListsTheOldestFirst: "the run that changed last is listed first",
+    TakesAMomentForOneRun: "runs of one moment are listed page by page each once",
+    ListsTheDeletedByTime: "runs by time are those of a status where one is named",
+    KeepsTheTimeOfTheEnd: "a settled record brings a run that ended to the front",
+    TakesASignOfLifeForAChange: "a sign of life or a message moves no run in the list by time",
 }
 
 

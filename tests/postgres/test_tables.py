@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -25,7 +26,7 @@ from agent_runtime.stores.postgres import MOST_BEATS, MOST_RECORDS, PostgresChec
 from agent_runtime.stores.postgres_link import Connection
 from agent_runtime.stores.postgres_schema import schema_sql
 from agent_runtime.testing.store_contract import Draft
-from tests.postgres.bench import fresh_store, land, opened, session
+from tests.postgres.bench import PATIENCE_SECONDS, fresh_store, land, opened, session
 from tests.servers import Server, fresh_schema
 
 TOP = Path(__file__).resolve().parent.parent.parent
@@ -171,9 +172,9 @@ async def test_a_store_of_a_newer_format_is_refused_by_name(postgres: Server) ->
     async with fresh_store(postgres) as store:
         await store.now()
         at = f"{store._schema}.agent_runtime_"
-        postgres.sql(f"UPDATE {at}store SET format = 2; ALTER TABLE {at}runs ADD COLUMN new_in_2 text")
+        postgres.sql(f"UPDATE {at}store SET format = 3; ALTER TABLE {at}runs ADD COLUMN new_in_3 text")
         other = PostgresCheckpointStore(postgres.url, schema=store._schema)
-        with pytest.raises(NewerFormat, match="format 2, and this version knows 1"):
+        with pytest.raises(NewerFormat, match="layout 3, and this version knows 2"):
             await other.list_runs()
         await other.close()
 
@@ -286,6 +287,35 @@ async def test_lists_are_read_by_index(postgres: Server) -> None:
         for name, index in listing.items():
             plan = await store._link.read(partial(explained, sql=store._sql[name]))
             assert f"Index Scan using {index}" in plan
+
+
+async def test_the_list_by_time_is_read_by_index_and_reads_no_more_than_a_page_of_each_status(postgres: Server) -> None:
+    async with fresh_store(postgres) as store:
+        for start in range(0, 4000, 1000):
+            await store.commit([Draft.of(f"run-{i:05}").open() for i in range(start, start + 1000)])
+        runs = store._sql.table("runs")
+        postgres.sql(f"UPDATE {runs} SET status = 8 + key % 3 WHERE key % 50 <> 0; ANALYZE {runs}")
+        values = f"('{{1,2,3,4,8,9,10}}', {2**63 - 1}, '', 10)"
+        plan = await store._link.read(partial(explained, sql=store._sql["list_recent"], values=values))
+        assert "Index Scan Backward using agent_runtime_ended" in plan
+        assert "Index Scan using agent_runtime_unfinished" in plan
+        assert "Seq Scan" not in plan
+
+
+async def test_an_append_of_a_run_that_runs_changes_no_index(postgres: Server) -> None:
+    """Postgres counts such updates: heap-only tuples."""
+    async with fresh_store(postgres) as store:
+        draft, runs = await opened(store), store._sql.table("runs")
+        for n in range(40):
+            draft = await land(store, draft, draft.step_on(b"%d" % n))
+        counts = f"SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = '{runs}'::regclass"
+        told = [0, 0]
+        give_up_at = monotonic() + PATIENCE_SECONDS
+        while told[0] < 40:
+            assert monotonic() < give_up_at, "the server counts its updates in the end"
+            await asyncio.sleep(0.05)
+            told = [int(number) for number in postgres.sql(counts).split("|")]
+        assert told[1] >= 38, "all but those whose page was full"
 
 
 async def test_the_records_of_runs_are_read_in_order_by_the_one_index_of_the_journal(postgres: Server) -> None:

@@ -58,7 +58,7 @@ async def make_store(path: Path) -> None:
     [
         (write_text, "ForeignStore", "name another file"),
         (write_foreign_database, "ForeignStore", "belongs to another program"),
-        (write_newer_schema, "NewerFormat", "has schema 99, and this version knows 1"),
+        (write_newer_schema, "NewerFormat", "has layout 99, and this version knows 2"),
     ],
     ids=["text", "another program's database", "newer schema"],
 )

@@ -74,9 +74,9 @@ async def test_a_key_of_another_program_is_refused_by_its_name_and_left_alone(re
 async def test_a_store_of_a_newer_format_is_refused_by_its_number(redis_server: RedisServer) -> None:
     async with fresh_store(redis_server) as store:
         await opened(store)
-        redis_server.tell("HSET", f"{store.prefix}:store", "format", "2")
+        redis_server.tell("HSET", f"{store.prefix}:store", "format", "3")
         async with fresh_store(redis_server, prefix=store.prefix) as other:
-            with pytest.raises(NewerFormat, match=r"format 2.*knows 1"):
+            with pytest.raises(NewerFormat, match=r"layout 3.*knows 2"):
                 await other.list_runs()
 
 

@@ -55,7 +55,11 @@ def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
         case "doctor":
             from agent_runtime.cli import doctor
 
-            return doctor.main(as_json=chosen.json)
+            return doctor.main(as_json=chosen.json, store=chosen.store)
+        case "migrate":
+            from agent_runtime.cli import migrate
+
+            return migrate.main(chosen)
         case None:
             parser.print_help()
             return 2
@@ -80,16 +84,19 @@ def _parser() -> argparse.ArgumentParser:
     completion = commands.add_parser("completion", help="print what completes these commands in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     doctor = commands.add_parser("doctor", help="say what this machine has, and what is not as it should be")
+    doctor.add_argument("--store", metavar="URL", help="the store to look at (default: DATABASE_URL)")
     doctor.add_argument("--json", action="store_true", help="one JSON line instead of a table")
     return parser
 
 
 def _add_operating(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from agent_runtime.cli import migrate
     from agent_runtime.cli.operate import add_commands
     from agent_runtime.supervisor import add_options
 
     add_options(commands.add_parser("supervisor", help="start a worker on every run whose worker died"))
     add_commands(commands)
+    migrate.add_commands(commands)
 
 
 def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:

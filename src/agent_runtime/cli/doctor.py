@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import platform
 import sqlite3
 
 from agent_runtime import __version__
+from agent_runtime.cli.migrate import read_layout
 from agent_runtime.errors import AgentRuntimeError
 from agent_runtime.settings import read_settings
 from agent_runtime.stores import file_at, shown_url
+from agent_runtime.stores.layouts import Layout
 from agent_runtime.stores.sqlite_file import WAL_RESET_FIXED_IN, has_wal_reset_fix, refuse_network
 
 
-def main(*, as_json: bool) -> int:
+def main(*, as_json: bool, store: str | None = None) -> int:
     settings = read_settings(os.environ)
+    url = store or settings.database_url
+    layout, troubles = _layout_of(url)
     facts = {
         "agent_runtime": __version__,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "wal_reset_fix": "in this SQLite" if has_wal_reset_fix() else "not in this SQLite",
-        "store": shown_url(settings.database_url),
+        "store": shown_url(url),
+        "layout": layout.found,
+        "newest_layout": layout.newest or None,
         "key": "set" if settings.checkpoint_key else "in its file, beside the store or in the working directory",
     }
-    warnings = [*_about_sqlite(), *_about_its_place(settings.database_url)]
+    warnings = [*_about_sqlite(), *_about_its_place(url), *troubles]
     if as_json:
         print(json.dumps({**facts, "warnings": warnings}))
     else:
         for name, value in facts.items():
-            print(f"{name:14} {value}")
+            print(f"{name:14} {'none' if value is None else value}")
         for warning in warnings:
             print(f"warning        {warning}")
     return 0
+
+
+def _layout_of(url: str) -> tuple[Layout, list[str]]:
+    """The layout of the store, and what there is to say of it. Looking at one makes none."""
+    nothing = Layout(None, 0)
+    if url.startswith("memory:"):
+        return nothing, []
+    try:
+        layout = asyncio.run(read_layout(url))
+    except AgentRuntimeError as error:
+        return nothing, [str(error)]
+    if not layout.is_old:
+        return layout, []
+    return layout, [
+        f"the store has layout {layout.found}, and this version makes {layout.newest}: once no older version works on it, run "
+        "`agent-runtime migrate`"
+    ]
 
 
 def _about_sqlite() -> list[str]:

@@ -51,11 +51,10 @@ def main(chosen: argparse.Namespace) -> int:
 async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
     if keep.needs_no_store(chosen):
         return _show_file(chosen, settings) if chosen.command == "show" else await keep.verify(None, chosen, settings)
-    _check_there(settings.database_url)
-    key = stored_key(settings)
+    check_there(settings.database_url)
     store = open_store(settings.database_url)
     try:
-        runs = Runs(store, checkpoint_key=key, max_value_bytes=settings.max_value_bytes)
+        runs = Runs(store, checkpoint_key=stored_key(settings), max_value_bytes=settings.max_value_bytes)
         match chosen.command:
             case "runs":
                 return await _list(runs, chosen)
@@ -75,7 +74,7 @@ async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
         await store.close()
 
 
-def _check_there(url: str) -> None:
+def check_there(url: str) -> None:
     """Looking at a store makes none: who mistypes its name is told so."""
     if url.startswith("memory:"):
         raise InvalidSetting("a store in memory holds nothing of other processes; name another with --store or DATABASE_URL")

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from enum import Enum
+from heapq import nlargest
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from agent_runtime.errors import StoreRefused
@@ -33,6 +34,8 @@ from agent_runtime.journal.records import (
     StoredRow,
     StoredRun,
 )
+
+PAGE = 500
 
 
 class AnswerKind(Enum):
@@ -150,6 +153,13 @@ class CheckpointStore(Protocol):
     async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         """Rows of all runs, final ones too, in the order of their ids; deleted ones only where asked for."""
 
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        """Rows of all runs, the one last changed first; deleted ones only where asked for. The next page is `before` what
+        `recency` says of the last row: pages of runs that stand still neither overlap nor leave one out.
+        """
+
     async def listen(self, ring: Callable[[], None]) -> Ear:
         """Hear of every message from now on, through one connection. `ring` may be called from any thread: then `heard`
         has something to tell."""
@@ -254,6 +264,18 @@ class Store(ABC):
     async def renew_all(self, guards: Sequence[tuple[RunId, Guard]]) -> list[Answer]:
         return [await self.renew(run_id, guard=guard) for run_id, guard in guards]
 
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        """Goes through all runs, and keeps the newest."""
+        newest: list[StoredRow] = []
+        after: RunId | None = None
+        while limit > 0 and (page := await self.list_runs(status=status, limit=PAGE, after=after)):
+            after = page[-1].run_id
+            newest += [row for row in page if before is None or recency(row) < before]
+            newest = nlargest(limit, newest, key=recency)
+        return newest
+
     def commit_at_once(self, append: Append) -> Answer | None:
         """Carry one append without waiting for anybody; None, and nothing written, where that cannot be done now."""
         return None
@@ -338,6 +360,11 @@ class AskingEar:
     async def _posted(self, run_id: RunId) -> int | None:
         run = await self._store.latest(run_id)
         return None if run is None or run.row.status == RunStatus.DELETED else run.row.posted
+
+
+def recency(row: StoredRow) -> tuple[int, RunId]:
+    """By what `list_recent` orders rows: when they last changed, and of those at the same moment by their ids."""
+    return row.updated_at, row.run_id
 
 
 def check_append(append: Append) -> None:

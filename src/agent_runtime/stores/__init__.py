@@ -44,6 +44,7 @@ def open_store(url: str) -> CheckpointStore:
     """The store at a URL: `sqlite:///runs.db`, `postgresql://…`, `redis://…` or `memory://`; imports only the backend.
 
     With `?blobs=FOLDER` (and `&blobs_above=BYTES`), behind whatever else the URL holds, large bodies lie in that folder.
+    The options of a store stand behind the `?`: `postgresql://…?schema=t1`, `redis://…?prefix=t1`.
     """
     own, blobs = split_blobs(url)
     if blobs is None:
@@ -66,18 +67,22 @@ def _open_store(url: str) -> CheckpointStore:
             return SQLiteCheckpointStore(sqlite_path(url))
         case "postgresql" | "postgres":
             from agent_runtime.stores.postgres import PostgresCheckpointStore
+            from agent_runtime.stores.postgres_url import take_apart
 
-            return PostgresCheckpointStore(url)
+            plain, options = take_apart(url)
+            return PostgresCheckpointStore(plain, **options)
         case _ if "+" in scheme:  # the driver is named, as SQLAlchemy has it
+            from agent_runtime.stores.postgres_url import take_apart
             from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
 
-            return SQLAlchemyCheckpointStore(url)
+            plain, options = take_apart(url)
+            return SQLAlchemyCheckpointStore(plain, **options)
         case "redis" | "rediss":
+            from agent_runtime.stores import redis_url
             from agent_runtime.stores.redis import RedisCheckpointStore
-            from agent_runtime.stores.redis_url import make_client, take_apart
 
-            address = take_apart(url)
-            return RedisCheckpointStore(make_client(address.url, is_cluster=address.is_cluster), **address.options)
+            address = redis_url.take_apart(url)
+            return RedisCheckpointStore(redis_url.make_client(address.url, is_cluster=address.is_cluster), **address.options)
         case _:
             from agent_runtime.stores.postgres_url import shown_url
 
@@ -94,6 +99,10 @@ def sqlite_path(url: str) -> str:
         path = path.partition("?")[0]
     elif scheme != "sqlite":
         mark = ""
+    elif "?" in path:
+        raise InvalidSetting(
+            f"the URL of a SQLite store takes no options, found {url!r}: each tenant has a file of its own; name that file"
+        )
     if not mark or not path or path.startswith((":memory:", "file:")):
         raise InvalidSetting(f"a SQLite store is sqlite:///PATH, found {url!r}; for one in memory use memory://")
     return path

@@ -18,7 +18,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.entropy import SYSTEM_ENTROPY, Entropy
@@ -34,11 +34,12 @@ from agent_runtime.journal.records import (
     StoredRow,
     StoredRun,
 )
-from agent_runtime.journal.store import Answer, AnswerKind, Append, AtOnce, CheckpointStore, Ear, Guard
+from agent_runtime.journal.store import Answer, AnswerKind, Append, AtOnce, CheckpointStore, Ear, Guard, Roomy, Searching
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.stores.blob_folder import Blob, BlobFolder, Lying, is_named
 from agent_runtime.stores.blob_stub import MARK, Stub, pack_held, stub_of, unpack
 from agent_runtime.stores.blob_url import ABOVE
+from agent_runtime.stores.layouts import Layout, Migratable
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -200,6 +201,27 @@ class BlobStore:
 
     async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         return await self._inner.list_runs(status=status, limit=limit, after=after)
+
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        return await self._inner.list_recent(status=status, before=before, limit=limit)
+
+    async def strays(self) -> list[StoredRecord]:
+        """What the store beside the folder finds, where it looks."""
+        return await self._inner.strays() if isinstance(self._inner, Searching) else []
+
+    async def vacuum(self) -> int:
+        """The room that the store beside the folder gives back."""
+        return await self._inner.vacuum() if isinstance(self._inner, Roomy) else 0
+
+    async def read_layout(self) -> Layout:
+        """The layout of the store beside the folder."""
+        return await cast(Migratable, self._inner).read_layout()
+
+    async def migrate(self) -> Layout:
+        """Bring the store beside the folder to the newest layout."""
+        return await cast(Migratable, self._inner).migrate()
 
     async def now(self) -> datetime:
         return await self._inner.now()

@@ -11,6 +11,7 @@ import copy
 import threading
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
+from heapq import nlargest
 from itertools import islice
 
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
@@ -26,7 +27,7 @@ from agent_runtime.journal.records import (
     StoredRow,
     StoredRun,
 )
-from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Ear, Guard, check_append
+from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Ear, Guard, check_append, recency
 
 MESSAGE_FOR_ENDED_RUNS = "settlement"
 """The one kind of message that somebody may still read once a run is final."""
@@ -122,6 +123,15 @@ class MemoryCheckpointStore(BatchStore):
         if status is None:
             return self._list(lambda row: row.status != RunStatus.DELETED, limit, after)
         return self._list(lambda row: row.status == status, limit, after)
+
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        with self._lock:
+            rows = (run.row for run in self._runs.values())
+            wanted = [row for row in rows if row.status == status or (status is None and row.status != RunStatus.DELETED)]
+            found = nlargest(limit, (row for row in wanted if before is None or recency(row) < before), key=recency)
+            return [self._as_read(row) for row in found]
 
     async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
         with self._lock:

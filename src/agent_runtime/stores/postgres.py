@@ -16,11 +16,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreRefused, StoreUnavailable
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
+from agent_runtime.journal.records import (
+    RunStatus,
+    StoredCheckpoint,
+    StoredMessage,
+    StoredRecord,
+    StoredRow,
+    StoredRun,
+)
 from agent_runtime.journal.store import (
     MOST_STRAYS,
     Answer,
@@ -33,6 +41,7 @@ from agent_runtime.journal.store import (
     check_bytes,
 )
 from agent_runtime.stores.answers import why_refused
+from agent_runtime.stores.layouts import Layout, nobody_knows
 from agent_runtime.stores.postgres_batch import (
     Placed,
     batches,
@@ -44,7 +53,7 @@ from agent_runtime.stores.postgres_batch import (
 )
 from agent_runtime.stores.postgres_ear import ListeningEar, PollingEar
 from agent_runtime.stores.postgres_link import Connection, Lender, Link
-from agent_runtime.stores.postgres_schema import Statements, check_session, set_up
+from agent_runtime.stores.postgres_schema import BY_TIME, LAYOUT, Statements, check_session, find_layout, migrate, set_up
 from agent_runtime.stores.postgres_url import check_names, place_of
 
 MOST_RECORDS = 2**24 - 1
@@ -52,6 +61,8 @@ MOST_RECORDS = 2**24 - 1
 MOST_BYTES = 900_000_000
 """What one append may hold: a value, and a message to a server, ends at 1 GiB."""
 MOST_KEYS = 50_000
+PAST_ALL = (2**63 - 1, RunId(""))
+"""Later than any run has changed."""
 MOST_BEATS = 2_000
 """How many heartbeats go in one statement: two statements are carried at once, and an append waits for one at most."""
 POST_TRIES = 4
@@ -95,6 +106,7 @@ class PostgresCheckpointStore(BatchStore):
         self._sql = Statements(schema, prefix, pooler=pooler)
         self._keys: dict[RunId, int] = {}
         self._is_set_up = False
+        self._layout = LAYOUT
         self._link = self._make_link()
 
     def __repr__(self) -> str:
@@ -196,6 +208,14 @@ class PostgresCheckpointStore(BatchStore):
         found = await self._link.read(lambda db: db.fetch(self._sql["list_runs"], after or "", wanted, limit))
         return [StoredRow._make(row) for row in found]
 
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        found = await self._link.read(lambda db: self._read_recent(db, status, before or PAST_ALL, limit))
+        if found is None:
+            return await super().list_recent(status=status, before=before, limit=limit)
+        return [StoredRow._make(row) for row in found]
+
     async def inbox(self, run_id: RunId) -> list[StoredMessage]:
         found = await self._link.read(lambda db: db.fetch(self._sql["select_messages"], run_id))
         return [StoredMessage._make(row) for row in found]
@@ -225,11 +245,39 @@ class PostgresCheckpointStore(BatchStore):
             timeout_seconds=self._timeout,
             clock=self._clock,
         )
-        again._is_set_up = self._is_set_up
+        again._is_set_up, again._layout = self._is_set_up, self._layout
         return again
 
     async def close(self) -> None:
         await self._link.close()
+
+    # Its layout.
+
+    async def read_layout(self) -> Layout:
+        door = self._at_the_door()
+        try:
+            return Layout(await door._link.read(lambda db: find_layout(db, self._sql, self._place)), LAYOUT)
+        finally:
+            await door.close()
+
+    async def migrate(self) -> Layout:
+        before = await self.read_layout()  # what is refused is refused here: inside of a write nobody would know
+        if not before.is_old:
+            return before
+        door = self._at_the_door()
+        try:
+            found = await door._link.write(lambda db: migrate(db, self._sql, self._place))
+        finally:
+            await door.close()
+        if found is None:
+            raise nobody_knows(self._place)
+        return found
+
+    def _at_the_door(self) -> PostgresCheckpointStore:
+        """The same store, which makes no tables."""
+        door = self.reopen()
+        door._is_set_up = True
+        return door
 
     # How a commit is carried.
 
@@ -368,6 +416,15 @@ class PostgresCheckpointStore(BatchStore):
             records[values[_RECORD_SIZE]].append(StoredRecord._make(values[:_RECORD_SIZE]))
         return {run.row.run_id: run._replace(records=tuple(records[key])) for key, run in runs.items()}
 
+    async def _read_recent(
+        self, db: Connection, status: int | None, before: tuple[int, RunId], limit: int
+    ) -> list[Any] | None:
+        """None where the tables are older than the index for it."""
+        if self._layout < BY_TIME:
+            return None
+        statuses = [int(each) for each in RunStatus if each != RunStatus.DELETED] if status is None else [int(status)]
+        return await db.fetch(self._sql["list_recent"], statuses, *before, limit)
+
     def _remember(self, run_id: RunId, key: int) -> None:
         if len(self._keys) >= MOST_KEYS:
             self._keys.clear()  # a key is found again by its run id
@@ -376,7 +433,7 @@ class PostgresCheckpointStore(BatchStore):
     async def _greet(self, db: Connection) -> None:
         await check_session(db, self._sql, self._place, pooler=self._pooler)
         if not self._is_set_up:
-            await set_up(db, self._sql, self._place)
+            self._layout = await set_up(db, self._sql, self._place)
             self._is_set_up = True
 
 

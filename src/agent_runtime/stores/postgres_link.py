@@ -37,6 +37,17 @@ SETTINGS = {
 }
 
 
+_REFUSALS = (
+    "password authentication failed",
+    "no password supplied",
+    '" does not exist',
+    "no pg_hba.conf entry",
+    "not permitted to log in",
+    "permission denied for database",
+)
+"""What a server says to libpq of a way in that is wrong, which tells no SQLSTATE of it."""
+
+
 class Connection(Protocol):
     """What we use of a connection: that of asyncpg, or one that behaves so."""
 
@@ -241,4 +252,6 @@ def unreachable(error: Exception, place: str) -> StoreUnavailable | StoreRefused
     said = str(error).splitlines()[0] if str(error) else type(error).__name__
     if "unsupported startup parameter" in said:
         return StoreRefused(f"{place} is a pooler that takes no settings ({said}); open the store with pooler=True")
+    if any(words in said for words in _REFUSALS):
+        return StoreRefused(f"{place} lets nobody in so: {said}; correct user, password and database in the URL")
     return StoreUnavailable(f"{place} does not answer: {said}; see that the server runs and can be reached from here")

@@ -6,24 +6,34 @@ import re
 from hashlib import sha256
 from typing import NamedTuple
 
-from agent_runtime.errors import ForeignStore, NewerFormat, ReadOnlyStore, StoreRefused
+from agent_runtime.errors import ForeignStore, ReadOnlyStore, StoreRefused
+from agent_runtime.stores.layouts import Layout, newer, say_old
 from agent_runtime.stores.postgres_link import Connection
 from agent_runtime.stores.statements import read_statements
 
-FORMAT = 1
-"""The form of the tables that this version makes and knows."""
+LAYOUT = 2
+"""The layout of tables that this version makes. Those from 1 on it works with as they are."""
+BY_TIME = 2
+"""Since this layout there is an index of the final runs by their time."""
 TABLES = ("store", "runs", "journal", "checkpoints", "inbox")
-INDEXES = ("unfinished", "numbers")
+INDEXES = ("unfinished", "ended", "numbers")
 _MAKING = (
     "create_store",
     "create_runs",
     "create_unfinished",
+    "create_ended",
     "create_journal",
     "create_numbers",
     "create_checkpoints",
     "create_inbox",
     "write_format",
 )
+_STEPS = {2: ("add_ended_at", "create_ended", "raise_format")}
+"""What makes a layout of the one before it."""
+_ADDED = {("runs", "ended_at"): 2}
+"""Columns that not every layout has, and since which they are there."""
+MIGRATION_SECONDS = 3600.0
+"""How long a step may take, waiting for others included: the table of runs is written anew."""
 _HEAD = (
     "-- The tables of the Postgres store, as it makes them itself. Loaded by hand, they are accepted:\n"
     "--   psql postgresql://durable:durable@localhost:5433/durable -f schema.sql"
@@ -73,9 +83,10 @@ class Statements:
         """What makes the tables, statement by statement."""
         return [self._sql[name] for name in _MAKING]
 
-    def columns(self, table: str) -> set[str]:
-        """The columns that a table has, by the statement that makes it."""
-        return set(re.findall(r"(?m)^    ([a-z_]+) ", self._sql[f"create_{table}"]))
+    def columns(self, table: str, layout: int) -> set[str]:
+        """The columns that a table has in a layout, by the statement that makes it."""
+        columns = re.findall(r"(?m)^    ([a-z_]+) ", self._sql[f"create_{table}"])
+        return {column for column in columns if _ADDED.get((table, column), 0) <= layout}
 
 
 def schema_sql(prefix: str = "agent_runtime_") -> str:
@@ -116,36 +127,60 @@ async def check_session(connection: Connection, statements: Statements, place: s
         )
 
 
-async def set_up(connection: Connection, statements: Statements, place: str) -> None:
-    """Make the tables where there are none; refuse those of another program, or of a newer version."""
-    if await _is_set_up(connection, statements, place):
-        return
+async def set_up(connection: Connection, statements: Statements, place: str) -> int:
+    """Make the tables where there are none; which layout there is. Refuses those of another program, or of a newer version."""
+    layout = await find_layout(connection, statements, place)
+    if layout is None:
+        async with connection.transaction():
+            await connection.execute(statements["lock_set_up"])
+            layout = await find_layout(connection, statements, place)
+            if layout is None:
+                await _make(connection, statements)
+                return LAYOUT
+    say_old(_named(statements, place), Layout(layout, LAYOUT))
+    return layout
+
+
+async def migrate(connection: Connection, statements: Statements, place: str) -> Layout:
+    """Bring the tables to the newest layout, all of it or nothing. One at a time does so in a database."""
     async with connection.transaction():
-        await connection.execute(statements["lock_set_up"])
-        if await _is_set_up(connection, statements, place):
-            return
-        [[schemas]] = await connection.fetch(statements["find_schema"], statements.schema)
-        if not schemas:
-            await connection.execute(f'CREATE SCHEMA "{statements.schema}"')
-        for statement in statements.making:
-            await connection.execute(statement)
+        await connection.execute(statements["lock_set_up"], timeout=MIGRATION_SECONDS)
+        found = await find_layout(connection, statements, place)
+        for layout in range(LAYOUT if found is None else found, LAYOUT):
+            for name in _STEPS[layout + 1]:
+                await connection.execute(statements[name], timeout=MIGRATION_SECONDS)
+    return Layout(found, LAYOUT)
 
 
-async def _is_set_up(connection: Connection, statements: Statements, place: str) -> bool:
+async def find_layout(connection: Connection, statements: Statements, place: str) -> int | None:
+    """The layout of the tables that are there; None where there are none. Refuses what is not ours, and what is newer."""
     names = {name: table for table, name in statements.tables.items()}
     found = await connection.fetch(statements["find_columns"], statements.schema, list(names))
     if not found:
-        return False
+        return None
     columns = {names[name]: set(has) for name, has in found}
-    newest = None
+    layout = None
     if "format" in columns.get("store", ()):
-        [[newest]] = await connection.fetch(statements["read_format"])
-    if newest is not None and newest > FORMAT:
-        raise NewerFormat(f"{place} has tables of format {newest}, and this version knows {FORMAT}; use the newer version")
-    wrong = [name for table, name in statements.tables.items() if columns.get(table) != statements.columns(table)]
-    if newest != FORMAT or wrong:
+        [[layout]] = await connection.fetch(statements["read_format"])
+    if isinstance(layout, int) and layout > LAYOUT:
+        raise newer(_named(statements, place), layout, LAYOUT)
+    known = layout if isinstance(layout, int) else LAYOUT
+    wrong = [name for table, name in statements.tables.items() if columns.get(table) != statements.columns(table, known)]
+    if not isinstance(layout, int) or layout < 1 or wrong:
         raise ForeignStore(
             f"schema {statements.schema!r} of {place} holds tables under our names that are not ours (other columns, or some "
             f"are missing: {', '.join(wrong) or 'no format is written'}); name another database, or choose schema= or prefix="
         )
-    return True
+    return layout
+
+
+async def _make(connection: Connection, statements: Statements) -> None:
+    [[schemas]] = await connection.fetch(statements["find_schema"], statements.schema)
+    if not schemas:
+        await connection.execute(f'CREATE SCHEMA "{statements.schema}"')
+    for statement in statements.making:
+        await connection.execute(statement)
+
+
+def _named(statements: Statements, place: str) -> str:
+    return f"schema {statements.schema!r} of {place}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.stores.redis_url import SCHEMES as REDIS_SCHEMES
 from agent_runtime.stores.redis_url import place_of as redis_place_of
+from agent_runtime.stores.url_options import Reader, seconds, take_options, truth, word
 
 SCHEMES = ("postgresql", "postgres")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]@,/]*)(:[0-9]+)?")
@@ -52,6 +54,11 @@ def place_of(url: str) -> str:
     return f"{scheme}://{credentials.partition(':')[0]}{at}{hosts}{slash}{database}"
 
 
+def take_apart(url: str) -> tuple[str, dict[str, Any]]:
+    """The URL as the driver gets it, and the options of the store that stood behind its `?`."""
+    return take_options(url, _READERS)
+
+
 def check_names(schema: str, prefix: str) -> None:
     """Refuse a schema or table prefix that is no plain name: both become part of every statement."""
     for option, name, form, most in (
@@ -65,3 +72,6 @@ def check_names(schema: str, prefix: str) -> None:
             )
     if schema.startswith("pg_") or schema == "information_schema":
         raise InvalidSetting(f"schema= {schema!r} belongs to Postgres itself; choose another")
+
+
+_READERS: dict[str, Reader] = {"schema": word, "prefix": word, "pooler": truth, "timeout_seconds": seconds}

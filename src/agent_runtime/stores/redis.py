@@ -15,20 +15,22 @@ Rules of this file:
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from heapq import nlargest
 from typing import Any
 
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import AgentRuntimeError, CheckpointStoreCorrupt, InvalidSetting, StoreRefused, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RunStatus, StoredMessage, StoredRecord, StoredRow, StoredRun
-from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append
+from agent_runtime.journal.store import Answer, AnswerKind, Append, BatchStore, Guard, check_append, recency
+from agent_runtime.stores.layouts import Layout, say_old
 from agent_runtime.stores.postgres_batch import rounds
 from agent_runtime.stores.redis_errors import Fate, fate_of, translate
 from agent_runtime.stores.redis_link import Few, Link, Lost, Node, Wire
-from agent_runtime.stores.redis_open import Level, Said, check_mark, check_server, mark
+from agent_runtime.stores.redis_open import LAYOUT, Level, Said, check_mark, check_server, mark, read_mark
 from agent_runtime.stores.redis_pack import (
     BUCKETS,
     Command,
@@ -42,6 +44,7 @@ from agent_runtime.stores.redis_pack import (
     unpack_row,
     unpack_state,
 )
+from agent_runtime.stores.redis_time import ByTime
 from agent_runtime.stores.redis_url import check_prefix
 
 MOST_BEATS = 2_000
@@ -127,7 +130,7 @@ class RedisCheckpointStore(BatchStore):
             return
         await self._link.ask_all(self._look_at)
         [found] = await self._link.read([mark(self._keys)])
-        check_mark(found, self._keys, self._link.place)
+        say_old(f"the store under {self.prefix!r} of {self._link.place}", Layout(self._check(found), LAYOUT))
         self._is_set_up = True
 
     # Writing.
@@ -213,6 +216,17 @@ class RedisCheckpointStore(BatchStore):
             return await self._list("runs", lambda row: row.status != RunStatus.DELETED, limit, after)
         return await self._list("runs", lambda row: row.status == status, limit, after)
 
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        await self.open()
+        found: list[StoredRow] = []
+        if status is None or status < RunStatus.DONE:
+            found += [row async for row in self._each_unfinished(status) if before is None or recency(row) < before]
+        if status is None or status >= RunStatus.DONE:
+            found += await ByTime(self._link, self._keys, self._rows).list_ended(status, before, limit)
+        return nlargest(limit, found, key=recency)
+
     async def now(self) -> datetime:
         await self.open()
         [(seconds, microseconds)] = await self._link.read([plain(self._keys.mark, "TIME")])
@@ -233,6 +247,22 @@ class RedisCheckpointStore(BatchStore):
 
         await self._link.ask_all(mend_node)
         return mended
+
+    # Its layout.
+
+    async def read_layout(self) -> Layout:
+        await self._link.ask_all(self._look_at)
+        [found] = await self._link.read([read_mark(self._keys)])
+        return Layout(None if found is None else self._check(found), LAYOUT)
+
+    async def migrate(self) -> Layout:
+        before = await self.read_layout()
+        if before.is_old:
+            await ByTime(self._link, self._keys, self._rows).migrate(self._clock)
+        return before
+
+    def _check(self, found: Any) -> int:
+        return check_mark(found, self._keys, self._link.place)
 
     def reopen(self) -> RedisCheckpointStore:
         again = RedisCheckpointStore(
@@ -347,6 +377,14 @@ class RedisCheckpointStore(BatchStore):
                 break
         return rows
 
+    async def _each_unfinished(self, status: int | None) -> AsyncIterator[StoredRow]:
+        after: RunId | None = None
+        while page := await self.list_unfinished(limit=PAGE, after=after):
+            after = page[-1].run_id
+            for row in page:
+                if status in (None, row.status):
+                    yield row
+
     async def _page(self, index: str, after: str | None, size: int) -> tuple[list[str], str | None]:
         """The next ids of all buckets in their order, and past which one to go on; None where these are the last."""
         most = 2 * size // BUCKETS + 8
@@ -369,7 +407,7 @@ class RedisCheckpointStore(BatchStore):
                 row = unpack_row(each, run_id) if each else None
                 if row is not None:
                     rows.append(row)
-                if row is None or (index == "unfinished" and row.status >= RunStatus.DONE):
+                if row is None or (index != "runs" and (index == "ended") != (row.status >= RunStatus.DONE)):
                     wrong.append(run_id)
         if wrong:
             with suppress(StoreUnavailable):  # it changes no answer, and the next list mends what is left

@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from agent_runtime.errors import ForeignStore, NewerFormat, StoreRefused
+from agent_runtime.errors import ForeignStore, StoreRefused
+from agent_runtime.stores.layouts import newer
 from agent_runtime.stores.redis_errors import code_of, refused_as_replica, translate
 from agent_runtime.stores.redis_link import Wire, ask_wire, load_scripts
 from agent_runtime.stores.redis_pack import Command, Keys, plain, script
 
-FORMAT = 1
-"""The form of keys and values that this version writes and knows."""
+LAYOUT = 2
+"""The layout of keys that this version makes. Those from 1 on it works with as they are."""
 PROGRAM = "agent_runtime"
 OLDEST = (6, 2)
 
@@ -71,18 +72,24 @@ async def check_server(wire: Wire, place: str, said: Said, *, wait_replicas: int
 
 def mark(keys: Keys) -> Command:
     """Marks a database without a store as one, and tells what mark there is."""
-    return script("set_up", (keys.mark,), (PROGRAM.encode(), b"%d" % FORMAT))
+    return script("set_up", (keys.mark,), (PROGRAM.encode(), b"%d" % LAYOUT))
 
 
-def check_mark(found: Any, keys: Keys, place: str) -> None:
-    """Refuse the mark of a newer version, and a key of another program."""
+def read_mark(keys: Keys) -> Command:
+    """Tells what mark there is."""
+    return script("read_mark", (keys.mark,))
+
+
+def check_mark(found: Any, keys: Keys, place: str) -> int:
+    """The layout that a mark tells. Refuses that of a newer version, and a key of another program."""
     program, form = (value.decode(errors="replace") for value in found)
-    if program != PROGRAM or not form.isdigit():
+    if program != PROGRAM or not (form.isascii() and form.isdigit() and int(form)):
         raise ForeignStore(
             f"{place} holds a key {keys.mark!r} of another program (found {program!r}); name another database or prefix="
         )
-    if int(form) > FORMAT:
-        raise NewerFormat(f"{place} is a store of format {form}, and this version knows {FORMAT}; use the newer version")
+    if int(form) > LAYOUT:
+        raise newer(f"the store under {keys.prefix!r} of {place}", int(form), LAYOUT)
+    return int(form)
 
 
 def _facts(info: Any, place: str) -> dict[str, str]:

@@ -27,7 +27,9 @@ BUCKETS = 64
 """Into how many slots of a cluster the runs of a store are spread. Part of the format: it says where a run's keys are."""
 
 _RUN_KEYS = ("row", "log", "state", "inbox")
-_BUCKET_KEYS = ("unfinished", "runs", "used")
+_BUCKET_KEYS = ("unfinished", "runs", "used", "ended")
+_HEAD = 3 + len(_RUN_KEYS) + len(_BUCKET_KEYS)
+"""What stands before the values of a script on a run: the command, its script, how many keys, and these."""
 _RECORD = struct.Struct(">QQHQIIH")
 _MESSAGE = struct.Struct(">II")
 _SIZE = struct.Struct(">I")
@@ -119,10 +121,14 @@ class Keys:
         start = b"-" if after is None else b"(" + after.encode()
         return script("list_ids", (key,), (start, b"%d" % most))
 
+    def list_ended(self, bucket: int, up_to: int | None, skip: int, most: int) -> Command:
+        keys = tuple(self.in_bucket(bucket, index) for index in ("ended", "unfinished", "runs"))
+        return script("list_ended", keys, (b"+inf" if up_to is None else b"%d" % up_to, b"%d" % skip, b"%d" % most))
+
     def on_run(self, name: str, run_id: str, values: Iterable[bytes]) -> Command:
         row_key, keys = self.of_run(run_id)
         parts = [b"$%d\r\n%b\r\n" % (len(value), value) for value in values]
-        return Command(row_key, b"".join((b"*%d\r\n" % (10 + len(parts)), _CALLS[name], keys, *parts)))
+        return Command(row_key, b"".join((b"*%d\r\n" % (_HEAD + len(parts)), _CALLS[name], keys, *parts)))
 
 
 def script(name: str, keys: tuple[str, ...], values: tuple[bytes, ...] = ()) -> Command:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlencode
 
 from agent_runtime.errors import InvalidSetting
+from agent_runtime.stores.url_options import Reader, seconds, take_options, truth, whole_number, word
 
 SCHEMES = ("redis", "rediss")
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-_OURS = ("prefix", "ttl_s", "wait_replicas", "cluster", "may_lose_writes", "timeout_seconds")
-_YES = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
 class Address(NamedTuple):
@@ -35,18 +33,16 @@ def place_of(url: str) -> str:
 
 def take_apart(url: str) -> Address:
     """The parts of a store's URL, or `InvalidSetting` where it is none."""
-    front, _, query = url.partition("?")
+    front = url.partition("?")[0]
     scheme, mark, rest = front.partition("://")
     if scheme not in SCHEMES or not mark or not rest.rpartition("@")[2].partition("/")[0]:
         raise InvalidSetting(
             "a Redis store is redis://USER:PASSWORD@HOST:PORT/NUMBER, or rediss:// with TLS, found a URL that cannot be taken "
             "apart so (it is not shown here: it may hold a password)"
         )
-    pairs = parse_qsl(query, keep_blank_values=True)
-    theirs = [(name, value) for name, value in pairs if name not in _OURS]
-    options = {name: _READERS[name](name, value) for name, value in pairs if name in _OURS}
+    theirs, options = take_options(url, _READERS)
     is_cluster = bool(options.pop("cluster", False))
-    return Address(front + (f"?{urlencode(theirs)}" if theirs else ""), is_cluster, options)
+    return Address(theirs, is_cluster, options)
 
 
 def check_prefix(prefix: str) -> None:
@@ -76,34 +72,11 @@ def make_client(url: str, *, is_cluster: bool) -> Callable[[], Any]:
     return make
 
 
-def _number(name: str, value: str) -> int:
-    if not value.isdecimal():
-        raise InvalidSetting(f"{name}= in the URL of a store is a whole number, found {value!r}")
-    return int(value)
-
-
-def _seconds(name: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise InvalidSetting(f"{name}= in the URL of a store is a number of seconds, found {value!r}") from None
-
-
-def _truth(name: str, value: str) -> bool:
-    if value.lower() not in _YES:
-        raise InvalidSetting(f"{name}= in the URL of a store is yes or no, found {value!r}")
-    return _YES[value.lower()]
-
-
-def _word(name: str, value: str) -> str:
-    return value
-
-
-_READERS: dict[str, Callable[[str, str], Any]] = {
-    "prefix": _word,
-    "ttl_s": _seconds,
-    "wait_replicas": _number,
-    "cluster": _truth,
-    "may_lose_writes": _truth,
-    "timeout_seconds": _seconds,
+_READERS: dict[str, Reader] = {
+    "prefix": word,
+    "ttl_s": seconds,
+    "wait_replicas": whole_number,
+    "cluster": truth,
+    "may_lose_writes": truth,
+    "timeout_seconds": seconds,
 }

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredMessage, StoredRecord, StoredRow, StoredRun
 from agent_runtime.journal.store import Answer, Append, BatchStore, CheckpointStore, Guard, Roomy, Searching
+from agent_runtime.stores.layouts import Layout, Migratable
 from agent_runtime.stores.sqlalchemy_engine import Source, driver_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 SCHEMA, PREFIX = "public", "agent_runtime_"
+
+
+class Tables(CheckpointStore, Migratable, Protocol):
+    """The store that does the work."""
 
 
 class SQLAlchemyCheckpointStore(BatchStore):
@@ -49,7 +54,7 @@ class SQLAlchemyCheckpointStore(BatchStore):
                 raise InvalidSetting("schema=, prefix= and pooler= are for Postgres; in SQLite a store is a file of its own")
             from agent_runtime.stores.sqlalchemy_sqlite import SQLiteByEngine
 
-            self._tables: CheckpointStore = SQLiteByEngine(source, timeout_seconds=timeout_seconds, clock=clock)
+            self._tables: Tables = SQLiteByEngine(source, timeout_seconds=timeout_seconds, clock=clock)
         else:
             from agent_runtime.stores.sqlalchemy_postgres import PostgresByEngine
 
@@ -104,6 +109,11 @@ class SQLAlchemyCheckpointStore(BatchStore):
     async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         return await self._tables.list_runs(status=status, limit=limit, after=after)
 
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        return await self._tables.list_recent(status=status, before=before, limit=limit)
+
     async def inbox(self, run_id: RunId) -> list[StoredMessage]:
         return await self._tables.inbox(run_id)
 
@@ -114,6 +124,14 @@ class SQLAlchemyCheckpointStore(BatchStore):
     async def now(self) -> datetime:
         return await self._tables.now()
 
+    # Its layout.
+
+    async def read_layout(self) -> Layout:
+        return await self._tables.read_layout()
+
+    async def migrate(self) -> Layout:
+        return await self._tables.migrate()
+
     # Its connections.
 
     async def vacuum(self) -> int:
@@ -122,7 +140,8 @@ class SQLAlchemyCheckpointStore(BatchStore):
 
     def reopen(self) -> SQLAlchemyCheckpointStore:
         again = object.__new__(SQLAlchemyCheckpointStore)
-        again._tables, again.lanes, again.max_body_bytes = self._tables.reopen(), self.lanes, self.max_body_bytes
+        again._tables, again.lanes = cast(Tables, self._tables.reopen()), self.lanes
+        again.max_body_bytes = self.max_body_bytes
         return again
 
     async def close(self) -> None:

@@ -76,7 +76,7 @@ class PostgresByEngine(PostgresCheckpointStore):
             timeout_seconds=self._timeout,
             clock=self._clock,
         )
-        again._is_set_up = self._is_set_up
+        again._is_set_up, again._layout = self._is_set_up, self._layout
         return again
 
 

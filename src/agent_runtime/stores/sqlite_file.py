@@ -13,21 +13,35 @@ from agent_runtime.errors import (
     AgentRuntimeError,
     CheckpointStoreCorrupt,
     ForeignStore,
-    NewerFormat,
     ReadOnlyStore,
     StoreRefused,
     StoreUnavailable,
 )
+from agent_runtime.stores.layouts import Layout, newer, say_old
 from agent_runtime.stores.statements import read_statements
 
 APPLICATION_ID = 0x41675274
-SCHEMA = 1
+LAYOUT = 2
+"""The layout of tables that this version makes. Those from 1 on it works with as they are."""
 BUSY_MS = 30_000
 """How long a write waits for its turn."""
 
 SQL = read_statements("sqlite.sql")
-_TABLES = ("create_runs", "create_unfinished", "create_journal", "create_numbers", "create_checkpoints", "create_inbox")
-
+_MAKING = (
+    "create_runs",
+    "create_unfinished",
+    "create_ended",
+    "create_journal",
+    "create_numbers",
+    "create_checkpoints",
+    "create_inbox",
+)
+_STEPS = {2: ("create_ended",)}
+"""What makes a layout of the one before it."""
+_COLUMNS = {
+    table: set(re.findall(r"(?m)^    ([a-z_]+) ", SQL[f"create_{table}"]))
+    for table in ("runs", "journal", "checkpoints", "inbox")
+}
 
 MOUNTS = "/proc/self/mounts"
 NETWORKS = {
@@ -170,17 +184,20 @@ def set_up(db: Database, path: str) -> None:
     """Make the tables in an empty file; refuse a file that is not ours; set and read back what durability needs."""
     db.execute("PRAGMA foreign_keys = OFF")
     db.execute("BEGIN")  # what tells our file from another's is read at one moment: somebody may be setting it up just now
-    is_set_up = _is_set_up(db, path)
+    layout = _read_layout(db, path)
     db.execute("COMMIT")
-    if not is_set_up:
+    if layout is None:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("BEGIN IMMEDIATE")
-        if not _is_set_up(db, path):
-            for name in _TABLES:
+        layout = _read_layout(db, path)
+        if layout is None:
+            layout = LAYOUT
+            for name in _MAKING:
                 db.execute(SQL[name])
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {SCHEMA}")
+            db.execute(f"PRAGMA user_version = {LAYOUT}")
         db.execute("COMMIT")
+    say_old(f"SQLite file {path!r}", Layout(layout, LAYOUT))
     db.execute("PRAGMA synchronous = FULL")
     mode, level = _pragma(db, "journal_mode"), _pragma(db, "synchronous")
     if (mode, level) != ("wal", 2):
@@ -202,22 +219,54 @@ def _size(path: str) -> int:
     return sum(os.path.getsize(name) for name in (path, f"{path}-wal") if os.path.exists(name))
 
 
-def _is_set_up(db: Database, path: str) -> bool:
-    application, schema = _pragma(db, "application_id"), _pragma(db, "user_version")
-    if application == APPLICATION_ID:
-        assert isinstance(schema, int)
-        if schema > SCHEMA:
-            raise NewerFormat(
-                f"SQLite file {path!r} has schema {schema}, and this version knows {SCHEMA}; use the newer version"
+def find_layout(path: str) -> Layout:
+    """The layout of the file at a path, of which nothing is made or changed."""
+    if not os.path.exists(path):
+        return Layout(None, LAYOUT)
+    with readable(path):
+        db = sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None)
+        try:
+            db.execute("PRAGMA query_only = ON")
+            db.execute("BEGIN")
+            return Layout(_read_layout(db, path), LAYOUT)
+        finally:
+            db.close()
+
+
+def migrate(db: Database, path: str) -> Layout:
+    """Bring the file to the newest layout, inside a transaction that writes: whoever else would do so waits for its end."""
+    found = _read_layout(db, path)
+    for layout in range(LAYOUT if found is None else found + 1, LAYOUT + 1):
+        for name in _STEPS[layout]:
+            db.execute(SQL[name])
+        db.execute(f"PRAGMA user_version = {layout}")
+    return Layout(found, LAYOUT)
+
+
+def _read_layout(db: Database, path: str) -> int | None:
+    """The layout of a store; None of an empty file. Refuses a file that is another program's, or newer."""
+    application, layout = _pragma(db, "application_id"), _pragma(db, "user_version")
+    if application != APPLICATION_ID:
+        [objects] = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if objects or application:
+            raise ForeignStore(
+                f"SQLite file {path!r} belongs to another program ({objects} objects, application id {application}); name "
+                "another file"
             )
-        return True
-    [tables] = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if tables or application:
+        return None
+    assert isinstance(layout, int)
+    if layout > LAYOUT:
+        raise newer(f"SQLite file {path!r}", layout, LAYOUT)
+    found: dict[str, set[str]] = {}
+    for table, column in db.execute(SQL["find_columns"]):
+        found.setdefault(table, set()).add(column)
+    wrong = [table for table, columns in _COLUMNS.items() if found.get(table) != columns]
+    if layout < 1 or wrong:
         raise ForeignStore(
-            f"SQLite file {path!r} belongs to another program ({tables} objects, application id {application}); name "
-            "another file"
+            f"SQLite file {path!r} calls itself a store and is none (layout {layout}; other columns, or none, in the tables: "
+            f"{', '.join(wrong) or 'none'}); restore it from a copy, or name another file"
         )
-    return False
+    return layout
 
 
 def _pragma(db: Database, name: str) -> object:

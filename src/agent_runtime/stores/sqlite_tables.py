@@ -8,19 +8,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
+from heapq import nlargest
 from typing import TypeVar
 
 from agent_runtime.clock import Clock
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RunStatus, StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
-from agent_runtime.journal.store import MOST_STRAYS, Answer, AnswerKind, Append, BatchStore, Guard, check_append
+from agent_runtime.journal.store import MOST_STRAYS, Answer, AnswerKind, Append, BatchStore, Guard, check_append, recency
 from agent_runtime.stores.answers import why_refused
+from agent_runtime.stores.layouts import Layout, nobody_knows
 from agent_runtime.stores.sqlite_batch import Batch, changes, runs_on
-from agent_runtime.stores.sqlite_file import SQL, Database
+from agent_runtime.stores.sqlite_file import SQL, Database, find_layout, migrate
 
 T = TypeVar("T")
 
 MOST_KEYS = 50_000
+ENDED = (RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED)
+PAST_ALL = (2**63 - 1, RunId(""))
+"""Later than any run has changed."""
 
 _OK, _FENCED = Answer(AnswerKind.OK), Answer(AnswerKind.FENCED)
 
@@ -68,6 +73,20 @@ class SQLiteTables(BatchStore):
     async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
         return await self._answer(lambda db: self._bury(db, run_id, guard))
 
+    # Its layout.
+
+    async def read_layout(self) -> Layout:
+        return find_layout(self.path)
+
+    async def migrate(self) -> Layout:
+        before = find_layout(self.path)
+        if not before.is_old:
+            return before
+        found = await self._write(lambda db: migrate(db, self.path))
+        if found is None:
+            raise nobody_knows(f"SQLite file {self.path!r}")
+        return found
+
     # Reading.
 
     async def latest(self, run_id: RunId) -> StoredRun | None:
@@ -89,6 +108,11 @@ class SQLiteTables(BatchStore):
         wanted = None if status is None else int(status)
         values = (self._uptime(), after or "", wanted, wanted, limit)
         return await self._read(lambda db: [StoredRow._make(row) for row in db.execute(SQL["list_runs"], values)])
+
+    async def list_recent(
+        self, *, status: int | None = None, before: tuple[int, RunId] | None = None, limit: int = 100
+    ) -> list[StoredRow]:
+        return await self._read(lambda db: self._read_recent(db, status, before or PAST_ALL, limit))
 
     async def inbox(self, run_id: RunId) -> list[StoredMessage]:
         return await self._read(lambda db: self._read_messages(db, run_id))
@@ -223,6 +247,16 @@ class SQLiteTables(BatchStore):
         checkpoint = db.execute(SQL["select_checkpoint"], (key,)).fetchone()
         records = self._read_records(db, key, 0) if with_records else ()
         return StoredRun(row, None if checkpoint is None else StoredCheckpoint._make(checkpoint), tuple(records))
+
+    def _read_recent(self, db: Database, status: int | None, before: tuple[int, RunId], limit: int) -> list[StoredRow]:
+        values = (*before, limit)
+        found: list[StoredRow] = []
+        if status is None or status < RunStatus.DONE:
+            of = None if status is None else int(status)
+            found += map(StoredRow._make, db.execute(SQL["list_newest"], (self._uptime(), of, *values)))
+        for final in ENDED if status is None else (status,) if status >= RunStatus.DONE else ():
+            found += map(StoredRow._make, db.execute(SQL["list_ended"], (self._uptime(), int(final), *values)))
+        return nlargest(limit, found, key=recency)
 
     def _read_messages(self, db: Database, run_id: RunId) -> list[StoredMessage]:
         return [StoredMessage._make(row) for row in db.execute(SQL["select_messages"], (self._key(db, run_id),))]

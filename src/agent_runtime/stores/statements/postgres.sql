@@ -1,5 +1,5 @@
 -- The statements of the Postgres store. {runs}, {journal}, {checkpoints}, {inbox} and {store} stand for its tables,
--- {unfinished} and {numbers} for names of indexes. Times ending in _at are milliseconds UTC, but for heartbeat_at:
+-- {unfinished}, {ended} and {numbers} for names of indexes. Times ending in _at are milliseconds UTC, but for heartbeat_at:
 -- microseconds UTC, by the server's clock. Status numbers are those of RunStatus: 1 runs, from 8 on final, 11 deleted.
 -- Integers of many rows come as the text of one array, which costs the driver one string; bytes of many rows come joined.
 -- A record's place is the key of its run, shifted left by 24 bits, and its number: one index of one integer.
@@ -33,11 +33,16 @@ CREATE TABLE {runs} (
     key_id text NOT NULL,
     tenant text NOT NULL,
     kind text NOT NULL,
-    name text NOT NULL
+    name text NOT NULL,
+    ended_at bigint GENERATED ALWAYS AS (CASE WHEN status >= 8 THEN updated_at END) STORED
 ) WITH (fillfactor = 70);
 
 -- create_unfinished: the runs that are not final, without an index that every append would have to change
 CREATE INDEX {unfinished} ON {runs} (run_id) WHERE status < 8;
+
+-- create_ended: final runs by when they ended. Over a column that an append of a run that runs leaves as it is: with
+-- updated_at in an index, every append would have to change all of them.
+CREATE INDEX {ended} ON {runs} (status, ended_at, run_id) WHERE status >= 8;
 
 -- create_journal: insert-only
 CREATE TABLE {journal} (
@@ -73,7 +78,14 @@ CREATE TABLE {inbox} (
 );
 
 -- write_format: the form of the tables that were just made
-INSERT INTO {store} (format) VALUES (1);
+INSERT INTO {store} (format) VALUES (2);
+
+-- add_ended_at: what layout 2 has beyond layout 1, with the index above
+ALTER TABLE {runs}
+ADD COLUMN ended_at bigint GENERATED ALWAYS AS (CASE WHEN status >= 8 THEN updated_at END) STORED;
+
+-- raise_format: the form of the tables that were just changed
+UPDATE {store} SET format = 2;
 
 -- read_format: the form of the tables that are there
 SELECT max(format) FROM {store};
@@ -242,6 +254,22 @@ SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, n
        ((extract(epoch FROM clock_timestamp()) * 1000000)::int8 - heartbeat_at) / 1000, posted, created_at, updated_at
 FROM {runs} WHERE run_id > $1 AND ($2::int2 IS NULL AND status < 11 OR status = $2)
 ORDER BY run_id LIMIT $3::int8;
+
+-- list_recent: rows of the statuses $1, the newest first, from the first before the time $2 and the id $3; of each final status
+-- no more are read than are asked for
+SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+       lease_ms, wake_at, heartbeat_at,
+       ((extract(epoch FROM clock_timestamp()) * 1000000)::int8 - heartbeat_at) / 1000, posted, created_at, updated_at
+FROM (
+    (SELECT * FROM {runs} WHERE status < 8 AND status = ANY ($1::int2[]) AND (updated_at, run_id) < ($2::int8, $3)
+     ORDER BY updated_at DESC, run_id DESC LIMIT $4::int8)
+    UNION ALL
+    SELECT e.* FROM unnest($1::int2[]) AS s (status), LATERAL (
+        SELECT * FROM {runs} u WHERE u.status = s.status AND u.status >= 8 AND (u.ended_at, u.run_id) < ($2::int8, $3)
+        ORDER BY u.ended_at DESC, u.run_id DESC LIMIT $4::int8
+    ) e
+) r
+ORDER BY updated_at DESC, run_id DESC LIMIT $4::int8;
 
 -- renew: the owner lives; guarded by epoch and owner alone
 WITH p AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us)

@@ -2,7 +2,8 @@
 -- belongs to a bucket, whose number is the hash tag of all its keys.
 --
 -- Keys of a run come in this order, 1 row (hash), 2 log (list of records), 3 state (string), 4 inbox (hash), 5 unfinished and
--- 6 runs (sorted sets of ids, the bucket's indexes), 7 used (set of the ids of expired runs). What is written first fails
+-- 6 runs (sorted sets of ids, the bucket's indexes), 7 used (set of the ids of expired runs), 8 ended (sorted set of the ids of
+-- final runs by updated_at, since layout 2). What is written first fails
 -- where a key holds another type, or the server has no room: then nothing was written. The row comes last but for the indexes.
 --
 -- Times ending in _at are milliseconds UTC, but for heartbeat_at, microseconds UTC, by the server's clock. Status numbers
@@ -52,6 +53,8 @@ if is_new then
   if ARGV[1] ~= '' then return 1 end
   if redis.call('SISMEMBER', KEYS[7], ARGV[7]) == 1 then return 1 end
   if redis.call('ZSCORE', KEYS[6], ARGV[7]) or redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) > 0 then return 1 end
+  redis.call('ZSCORE', KEYS[5], ARGV[7])
+  redis.call('ZSCORE', KEYS[8], ARGV[7])
 else
   if row[1] == ARGV[15] and row[2] == ARGV[16] and row[3] == ARGV[17] and row[4] == ARGV[18] then return posted * 4 end
   if ARGV[1] == '' or row[1] ~= ARGV[1] or row[2] ~= ARGV[2] then return posted * 4 + 1 end
@@ -96,6 +99,7 @@ if status < 8 then
   redis.pcall('ZADD', KEYS[5], 0, ARGV[7])
 else
   redis.pcall('ZREM', KEYS[5], ARGV[7])
+  redis.pcall('ZADD', KEYS[8], now, ARGV[7])
 end
 if ttl ~= '' and (status == 1 or status >= 8) then
   local ends = string.format('%.0f', ms + tonumber(ttl))
@@ -153,12 +157,14 @@ if row[5] == '11' then return 1 end
 if row[1] ~= ARGV[1] or row[2] ~= ARGV[2] then return posted * 4 + 1 end
 if row[3] ~= ARGV[3] or row[4] ~= ARGV[4] then return posted * 4 + 2 end
 local time = redis.call('TIME')
+local now = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
 redis.call('HSET', KEYS[1], 'status', '11', 'number', '0', 'owner', ARGV[6], 'head', ARGV[7], 'seal', '', 'wake_at', '',
-  'updated_at', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)), 'ttl_ms', '')
+  'updated_at', now, 'ttl_ms', '')
 redis.call('PERSIST', KEYS[1])
 redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4])
 redis.pcall('ZREM', KEYS[5], ARGV[5])
 redis.pcall('ZADD', KEYS[6], 0, ARGV[5])
+redis.pcall('ZADD', KEYS[8], now, ARGV[5])
 return posted * 4
 
 -- select_run: one run's row, the time, its state if it has one, its records past a number, all of one moment
@@ -214,18 +220,28 @@ local found = redis.call('ZRANGEBYLEX', KEYS[1], ARGV[1], '+', 'LIMIT', 0, ARGV[
 for i = 1, #found do found[i] = struct.pack('>I4', #found[i]) .. found[i] end
 return table.concat(found)
 
+-- list_ended: ids of an index by time and their times, the newest first: those up to the time ARGV 1, past the first ARGV 2 of
+-- them, at most ARGV 3. KEYS 1 ended, 2 unfinished, 3 runs. Before them "1" where each run of the bucket has its place in one of
+-- the first two, and "0" where the indexes are to be mended.
+local whole = redis.call('ZCARD', KEYS[1]) + redis.call('ZCARD', KEYS[2]) == redis.call('ZCARD', KEYS[3])
+local found = redis.call('ZREVRANGEBYSCORE', KEYS[1], ARGV[1], '-inf', 'WITHSCORES', 'LIMIT', ARGV[2], ARGV[3])
+table.insert(found, 1, whole and '1' or '0')
+return found
+
 -- mend_index: bring the indexes of a bucket to what is stored of the run ARGV 1; the id of an expired run counts as used
-local status = redis.call('HGET', KEYS[1], 'status')
+local row = redis.call('HMGET', KEYS[1], 'status', 'updated_at')
+local status, changed = row[1], 0
 if not status then
-  if redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) > 0 or not redis.call('ZSCORE', KEYS[6], ARGV[1]) then
-    return redis.call('ZREM', KEYS[5], ARGV[1])
-  end
+  changed = redis.call('ZREM', KEYS[5], ARGV[1]) + redis.call('ZREM', KEYS[8], ARGV[1])
+  if redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) > 0 or not redis.call('ZSCORE', KEYS[6], ARGV[1]) then return changed end
   redis.call('SADD', KEYS[7], ARGV[1])
-  return redis.call('ZREM', KEYS[6], ARGV[1]) + redis.call('ZREM', KEYS[5], ARGV[1])
+  return changed + redis.call('ZREM', KEYS[6], ARGV[1])
 end
-local changed = redis.call('ZADD', KEYS[6], 0, ARGV[1])
-if tonumber(status) < 8 then return changed + redis.call('ZADD', KEYS[5], 0, ARGV[1]) end
-return changed + redis.call('ZREM', KEYS[5], ARGV[1])
+changed = redis.call('ZADD', KEYS[6], 0, ARGV[1])
+if (tonumber(status) or 0) < 8 then
+  return changed + redis.call('ZADD', KEYS[5], 0, ARGV[1]) + redis.call('ZREM', KEYS[8], ARGV[1])
+end
+return changed + redis.call('ZREM', KEYS[5], ARGV[1]) + redis.call('ZADD', KEYS[8], 'CH', tonumber(row[2]) or 0, ARGV[1])
 
 -- set_up: make the mark of a store where there is none; what stands there otherwise
 -- KEYS 1 the mark; ARGV 1 program, 2 format
@@ -237,3 +253,28 @@ end
 if kind ~= 'hash' then return {kind, ''} end
 local found = redis.call('HMGET', KEYS[1], 'program', 'format')
 return {found[1] or 'hash', found[2] or ''}
+
+-- read_mark: what stands where the mark of a store belongs; nothing where there is none
+local kind = redis.call('TYPE', KEYS[1])['ok']
+if kind == 'none' then return false end
+if kind ~= 'hash' then return {kind, ''} end
+local found = redis.call('HMGET', KEYS[1], 'program', 'format')
+return {found[1] or 'hash', found[2] or ''}
+
+-- begin_migration: keep others from migrating for a while, or go on doing so
+-- KEYS 1 the mark; ARGV 1 who migrates, 2 for how many milliseconds, 3 the layout that is wanted. Gives the layout there is, and
+-- "done", "mine" or "held".
+local found = redis.call('HMGET', KEYS[1], 'format', 'migrator', 'migrates_until')
+if tonumber(found[1]) >= tonumber(ARGV[3]) then return {found[1], 'done'} end
+local time = redis.call('TIME')
+local ms = time[1] * 1000 + math.floor(time[2] / 1000)
+if found[2] and found[2] ~= ARGV[1] and tonumber(found[3]) > ms then return {found[1], 'held'} end
+redis.call('HSET', KEYS[1], 'migrator', ARGV[1], 'migrates_until', string.format('%.0f', ms + tonumber(ARGV[2])))
+return {found[1], 'mine'}
+
+-- end_migration: the layout is reached, by who still migrates
+-- KEYS 1 the mark; ARGV 1 who migrated, 2 the layout. Gives 1 where it was still theirs to say.
+if redis.call('HGET', KEYS[1], 'migrator') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'format', ARGV[2])
+redis.call('HDEL', KEYS[1], 'migrator', 'migrates_until')
+return 1

@@ -29,6 +29,9 @@ CREATE TABLE runs (
 -- create_unfinished: the runs that are not final, without an index that every append would have to change
 CREATE INDEX unfinished ON runs (run_id) WHERE status < 8;
 
+-- create_ended: final runs by when they ended; no append of a run that runs has to change it
+CREATE INDEX ended ON runs (status, updated_at, run_id) WHERE status >= 8;
+
 -- create_journal: insert-only
 CREATE TABLE journal (
     key INTEGER NOT NULL,
@@ -136,6 +139,21 @@ FROM runs WHERE status < 8 AND run_id > ? AND (? IS NULL OR name = ?) ORDER BY r
 SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
        lease_ms, wake_at, heartbeat_at, (? - heartbeat_at) / 1000, posted, created_at, updated_at
 FROM runs WHERE run_id > ? AND status = coalesce(?, status) AND (status < 11 OR ? = 11) ORDER BY run_id LIMIT ?;
+
+-- list_ended: rows of final runs of one status, the newest first, from the first before a time and an id
+SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+       lease_ms, wake_at, heartbeat_at, (? - heartbeat_at) / 1000, posted, created_at, updated_at
+FROM runs WHERE status = ? AND status >= 8 AND (updated_at, run_id) < (?, ?) ORDER BY updated_at DESC, run_id DESC LIMIT ?;
+
+-- list_newest: the same of runs that are not final, of one status or of all
+SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+       lease_ms, wake_at, heartbeat_at, (? - heartbeat_at) / 1000, posted, created_at, updated_at
+FROM runs INDEXED BY unfinished
+WHERE status < 8 AND status = coalesce(?, status) AND (updated_at, run_id) < (?, ?)
+ORDER BY updated_at DESC, run_id DESC LIMIT ?;
+
+-- find_columns: the columns of all tables
+SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table';
 
 -- renew: the owner lives; guarded by epoch and owner alone
 UPDATE runs SET heartbeat_at = ?, wake_at = CASE WHEN posted = ? THEN ? ELSE wake_at END

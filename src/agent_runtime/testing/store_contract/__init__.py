@@ -31,6 +31,7 @@ from agent_runtime.testing.store_contract.ends import Deleting, Ending
 from agent_runtime.testing.store_contract.keeping import Keeping
 from agent_runtime.testing.store_contract.messages import Noticing, Posting
 from agent_runtime.testing.store_contract.reads import Listing, Reading, Standing
+from agent_runtime.testing.store_contract.recent import Recency
 from agent_runtime.testing.store_contract.rings import Listening
 from agent_runtime.testing.store_contract.writes import Batching, Writing
 
@@ -51,6 +52,7 @@ class StoreContract(
     Listening,
     Reading,
     Listing,
+    Recency,
     Standing,
     Keeping,
     Crowding,
