@@ -214,6 +214,43 @@ class Server:
         finally:
             replica.close()
 
+    def wait_for_standbys(self, names: str) -> None:
+        """From now on a commit waits until so named standbys have it (`*`: any, nothing: none)."""
+        self.sql(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        self.sql("SELECT pg_reload_conf()")
+        self.until(f"SELECT current_setting('synchronous_standby_names') = '{names}'")
+        if names:
+            self.until("SELECT count(*) > 0 FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')")
+
+    def fall_behind(self) -> None:
+        """Let this standby receive nothing more."""
+        self.sql("ALTER SYSTEM SET primary_conninfo = ''")
+        self.sql("SELECT pg_reload_conf()")
+        self.until("SELECT count(*) = 0 FROM pg_stat_wal_receiver")
+
+    @contextmanager
+    def receiving_late(self) -> Iterator[None]:
+        """Meanwhile what this standby is sent waits before its door."""
+        receiver = int(self.sql("SELECT pid FROM pg_stat_wal_receiver"))
+        os.kill(receiver, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(receiver, signal.SIGCONT)
+
+    def promote(self) -> None:
+        """Make this standby the primary; returns when it takes writes."""
+        self.sql("SELECT pg_promote()")
+
+    def until(self, asked: str) -> None:
+        """Ask until the answer is yes."""
+        give_up_at = monotonic() + PATIENCE_SECONDS
+        while self.sql(asked) != "t":
+            if monotonic() > give_up_at:
+                raise RuntimeError(f"it did not come to this in time: {asked}")
+            sleep(0.01)
+
     def _make(self) -> None:
         self._run("initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "--no-locale", "-E", "UTF8", "--no-sync")
         hba = self.data / "pg_hba.conf"

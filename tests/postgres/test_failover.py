@@ -1,0 +1,166 @@
+"""A primary that dies, and the standby that takes its place: what was acknowledged is there, and nothing is done twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import pytest
+
+from agent_runtime.clock import SYSTEM_CLOCK
+from agent_runtime.errors import CheckpointStoreCorrupt, ReadOnlyStore, StoreUnavailable
+from agent_runtime.ids import RunId
+from agent_runtime.journal.journal import guard_of
+from agent_runtime.journal.records import StoredRun
+from agent_runtime.journal.seal import KeyRing, open_run
+from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointStore
+from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
+from agent_runtime.stores import open_store
+from agent_runtime.stores.postgres import PostgresCheckpointStore
+from agent_runtime.testing.remote import Remote
+from agent_runtime.tool_loop import LoopResult, run_tool_loop
+from agent_runtime.tools import ToolRegistry
+from tests.bench import KEY
+from tests.conftest import NOWHERE
+from tests.postgres.bench import PATIENCE_SECONDS, kinds, land, opened
+from tests.servers import Server, own_origins, start
+
+OK, FENCED, MOVED, UNKNOWN = AnswerKind
+RUNS, CALLS = 12, 4
+
+
+class Pair:
+    """A primary, and a standby that its commits wait for."""
+
+    def __init__(self, primary: Server, standby: Server) -> None:
+        self.primary, self.standby = primary, standby
+
+    @property
+    def url(self) -> str:
+        """Both, as a worker is given them."""
+        return f"postgresql://postgres@127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}/postgres"
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    primary = start(next(iter(own_origins()), NOWHERE))
+    try:
+        with primary.standby() as standby:
+            primary.wait_for_standbys("*")
+            yield Pair(primary, standby)
+    finally:
+        primary.close()
+
+
+class Remembers(PostgresCheckpointStore):
+    """Keeps by itself what the server acknowledged."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.acknowledged: list[Append] = []
+        self.carried: Counter[AnswerKind] = Counter()
+
+    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
+        answers = await super().commit(appends)
+        self.carried.update(answer.kind for answer in answers)
+        self.acknowledged += [append for append, answer in zip(appends, answers, strict=True) if answer.kind is OK]
+        return answers
+
+
+def charging(remote: Remote) -> ToolRegistry:
+    """One tool that nobody may repeat."""
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def charge(n: int) -> str:
+        return (await remote.act("charge", {"n": n})).result
+
+    return registry
+
+
+async def asks(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply:
+    """The model: so many charges, one after the other."""
+    done = sum(message.role == "tool" for message in messages)
+    return Reply(tool_calls=[ToolCall(f"c{done}", "charge", {"n": done})]) if done < CALLS else Reply("done")
+
+
+async def assert_is_there(store: CheckpointStore, acknowledged: Sequence[Append]) -> None:
+    """Each record that was acknowledged stands in its place, under its seal, with its body."""
+    runs = {append.row.run_id for append in acknowledged}
+    found = dict(zip(runs, await store.load_many(list(runs)), strict=True))
+    for append in acknowledged:
+        run = found[append.row.run_id]
+        assert run is not None, f"{append.row.run_id} is lost"
+        for record in append.records:
+            assert run.records[record.number - 1] == record
+
+
+def assert_whole(run: StoredRun | None) -> None:
+    assert run is not None
+    open_run(KeyRing.of(KEY), run, tenant="")
+
+
+async def test_no_acknowledged_record_is_lost_when_the_primary_dies_under_load_and_every_run_ends_once(pair: Pair) -> None:
+    store, remote = Remembers(pair.url), Remote()
+    registry = charging(remote)
+    model_may_answer = asyncio.Semaphore(RUNS // 2)  # so that runs are in different places when it happens
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply:
+        async with model_may_answer:
+            await SYSTEM_CLOCK.sleep(0.002)
+            return await asks(messages, tools)
+
+    running = asyncio.gather(
+        *(
+            run_tool_loop(
+                model, registry, "go", run_id=f"run-{i}", checkpoints=store, checkpoint_key=KEY, commits="each",
+                lease_seconds=12.0, heartbeat_seconds=0.2,
+            )
+            for i in range(RUNS)
+        )
+    )  # fmt: skip
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while remote.count() < RUNS * CALLS // 3:
+            await SYSTEM_CLOCK.sleep(0.001)
+    with pair.standby.receiving_late():
+        await asyncio.to_thread(pair.primary.until, "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+        pair.primary.kill()
+    before = list(store.acknowledged)
+    acted = remote.count()
+    await asyncio.to_thread(pair.standby.promote)
+    later = PostgresCheckpointStore(pair.standby.url)
+    await assert_is_there(later, before)
+    results: list[LoopResult] = await asyncio.wait_for(running, PATIENCE_SECONDS)
+    assert [result.status for result in results] == ["done"] * RUNS
+    await assert_is_there(later, store.acknowledged)
+    assert acted < remote.count() == RUNS * CALLS
+    assert set(Counter(effect.key for effect in remote.effects).values()) == {1}
+    assert store.carried[UNKNOWN] > 0, "some write was on its way when it happened"
+    assert store.carried[FENCED] + store.carried[MOVED] == 0
+    for run in await later.load_many([RunId(f"run-{i}") for i in range(RUNS)]):
+        assert_whole(run)
+        assert run is not None
+        assert run.row.epoch == 1
+        assert [record.number for record in run.records] == list(range(1, run.row.number + 1))
+    await later.close()
+    await store.close()
+
+
+async def test_what_was_acknowledged_is_told_to_be_there_only_once_the_standby_has_it(pair: Pair) -> None:
+    """A commit that waits for the standby is visible once it is interrupted, and the standby never had it."""
+    store = PostgresCheckpointStore(pair.url, timeout_seconds=1.0)
+    draft = await opened(store)
+    await asyncio.to_thread(pair.standby.fall_behind)
+    append = draft.add(b"on the primary alone")
+    assert kinds(await store.commit([append])) == [UNKNOWN]
+    with pytest.raises(StoreUnavailable, match="standby"):
+        await store.latest(draft.run_id)
+    assert kinds(await store.commit([append])) == [UNKNOWN]
+    pair.primary.kill()
+    await asyncio.to_thread(pair.standby.promote)
+    run = await store.latest(draft.run_id)
+    assert run is not None
+    assert run.row.head == draft.row.head
+    await land(store, draft, append)
+    await store.close()
