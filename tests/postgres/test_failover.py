@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -28,6 +29,7 @@ from tests.servers import Server, own_origins, start
 
 OK, FENCED, MOVED, UNKNOWN = AnswerKind
 RUNS, CALLS = 12, 4
+WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 
 class Pair:
@@ -124,7 +126,7 @@ async def test_no_acknowledged_record_is_lost_when_the_primary_dies_under_load_a
         while remote.count() < RUNS * CALLS // 3:
             await SYSTEM_CLOCK.sleep(0.001)
     with pair.standby.receiving_late():
-        await asyncio.to_thread(pair.primary.until, "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+        await asyncio.to_thread(pair.primary.until, f"SELECT count(*) > 0 {WAITING}")
         pair.primary.kill()
     before = list(store.acknowledged)
     acted = remote.count()
@@ -147,20 +149,32 @@ async def test_no_acknowledged_record_is_lost_when_the_primary_dies_under_load_a
     await store.close()
 
 
-async def test_what_was_acknowledged_is_told_to_be_there_only_once_the_standby_has_it(pair: Pair) -> None:
-    """A commit that waits for the standby is visible once it is interrupted, and the standby never had it."""
-    store = PostgresCheckpointStore(pair.url, timeout_seconds=1.0)
-    draft = await opened(store)
-    await asyncio.to_thread(pair.standby.fall_behind)
-    append = draft.add(b"on the primary alone")
-    assert kinds(await store.commit([append])) == [UNKNOWN]
-    with pytest.raises(StoreUnavailable, match="standby"):
-        await store.latest(draft.run_id)
-    assert kinds(await store.commit([append])) == [UNKNOWN]
-    pair.primary.kill()
-    await asyncio.to_thread(pair.standby.promote)
-    run = await store.latest(draft.run_id)
-    assert run is not None
-    assert run.row.head == draft.row.head
-    await land(store, draft, append)
+@asynccontextmanager
+async def store_at(url: str, **options: float) -> AsyncIterator[PostgresCheckpointStore]:
+    store = PostgresCheckpointStore(url, **options)
+    yield store
     await store.close()
+
+
+async def test_what_a_dead_standby_never_had_counts_for_nothing_although_it_can_be_read(pair: Pair) -> None:
+    """A commit that waits for the standby is visible once it is interrupted, and the standby never had it."""
+    async with store_at(pair.url, timeout_seconds=0.5) as store:
+        draft = await opened(store)
+        await asyncio.to_thread(pair.standby.fall_behind)
+        append, message = draft.add(b"on the primary alone"), draft.message()
+        committing = asyncio.ensure_future(store.commit([append]))
+        await asyncio.to_thread(pair.primary.until, f"SELECT count(*) = 1 {WAITING}")
+        pair.primary.sql(f"SELECT pg_terminate_backend(pid) {WAITING}")
+        assert kinds(await committing) == [UNKNOWN]
+        assert pair.primary.sql("SELECT max(number) FROM agent_runtime_runs") == "2", "everybody sees it"
+        with pytest.raises(StoreUnavailable, match="synchronous_standby_names"):
+            await store.latest(draft.run_id)
+        assert kinds([*await store.commit([append]), await store.post(draft.run_id, message)]) == [UNKNOWN] * 2
+        assert (await store.post(draft.run_id, message)).kind is UNKNOWN, "it was posted before, on the primary alone"
+        pair.primary.kill()
+        await asyncio.to_thread(pair.standby.promote)
+        run = await store.latest(draft.run_id)
+        assert run is not None
+        assert (run.row.head, run.row.posted) == (draft.row.head, 0)
+        assert (await store.post(draft.run_id, message)).kind is OK
+        await land(store, draft, append)

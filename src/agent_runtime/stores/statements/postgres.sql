@@ -234,6 +234,9 @@ SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, n
 FROM {runs} WHERE run_id > $1 AND ($2::int2 IS NULL AND status < 11 OR status = $2)
 ORDER BY run_id LIMIT $3::int8;
 
+-- make_sure: changes nothing of runs, and once it has its answer all that could be read of them before it is durable, too
+UPDATE {runs} SET updated_at = updated_at WHERE run_id = ANY ($1::text[]) AND {durably} RETURNING key;
+
 -- renew: the owner lives; guarded by epoch and owner alone
 WITH p AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us)
 UPDATE {runs} u
