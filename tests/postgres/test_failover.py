@@ -19,6 +19,7 @@ from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointSt
 from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
 from agent_runtime.stores import open_store
 from agent_runtime.stores.postgres import PostgresCheckpointStore
+from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
 from agent_runtime.testing.remote import Remote
 from agent_runtime.tool_loop import LoopResult, run_tool_loop
 from agent_runtime.tools import ToolRegistry
@@ -150,15 +151,21 @@ async def test_no_acknowledged_record_is_lost_when_the_primary_dies_under_load_a
 
 
 @asynccontextmanager
-async def store_at(url: str, **options: float) -> AsyncIterator[PostgresCheckpointStore]:
-    store = PostgresCheckpointStore(url, **options)
+async def store_at(pair: Pair, driver: str = "", **options: float) -> AsyncIterator[CheckpointStore]:
+    """A store that is given both servers; by SQLAlchemy, if a driver of its is named."""
+    url, _, most = pair.url.partition("@")
+    hosts, _, database = most.partition("/")
+    both = "&".join(f"host={host}" for host in hosts.split(","))
+    by_engine = f"{url.replace(':', f'+{driver}:', 1)}@/{database}?{both}&target_session_attrs=read-write"
+    store = SQLAlchemyCheckpointStore(by_engine, **options) if driver else PostgresCheckpointStore(pair.url, **options)
     yield store
     await store.close()
 
 
-async def test_what_a_dead_standby_never_had_counts_for_nothing_although_it_can_be_read(pair: Pair) -> None:
+@pytest.mark.parametrize("driver", ["", "psycopg", "asyncpg"])
+async def test_what_a_dead_standby_never_had_counts_for_nothing_although_it_can_be_read(pair: Pair, driver: str) -> None:
     """A commit that waits for the standby is visible once it is interrupted, and the standby never had it."""
-    async with store_at(pair.url, timeout_seconds=0.5) as store:
+    async with store_at(pair, driver, timeout_seconds=0.5) as store:
         draft = await opened(store)
         await asyncio.to_thread(pair.standby.fall_behind)
         append, message = draft.add(b"on the primary alone"), draft.message()
@@ -171,6 +178,10 @@ async def test_what_a_dead_standby_never_had_counts_for_nothing_although_it_can_
             await store.latest(draft.run_id)
         assert kinds([*await store.commit([append]), await store.post(draft.run_id, message)]) == [UNKNOWN] * 2
         assert (await store.post(draft.run_id, message)).kind is UNKNOWN, "it was posted before, on the primary alone"
+        posting = asyncio.ensure_future(store.post(draft.run_id, draft.message(b"another")))
+        await asyncio.to_thread(pair.primary.until, f"SELECT count(*) = 1 {WAITING}")
+        pair.primary.sql(f"SELECT pg_cancel_backend(pid) {WAITING}")
+        assert (await posting).kind is UNKNOWN, "the server says that it did it, and warns"
         pair.primary.kill()
         await asyncio.to_thread(pair.standby.promote)
         run = await store.latest(draft.run_id)

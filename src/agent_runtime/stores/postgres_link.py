@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreRefused, StoreUnavailable
 from agent_runtime.stores.postgres_errors import Fate, fate_of, state_of, translate
@@ -19,6 +20,8 @@ T = TypeVar("T")
 WRITES_AT_ONCE = 2
 READS_AT_ONCE = 2
 CLOSE_SECONDS = 2.0
+WAITS_FOR_STANDBYS = "SyncRepWaitForLSN"
+"""The function of Postgres that warns, and then reports success, where the wait for a standby was interrupted."""
 APPLICATION = "agent-runtime"
 # For a session of our own. A plan is made once, perhaps while the tables are empty, and has to serve when they are full:
 # by index, row by row. What a frozen process holds locked is let go in time.
@@ -60,6 +63,8 @@ class Held(Connection, Protocol):
 
     def add_termination_listener(self, callback: Callable[[Any], None]) -> None: ...
 
+    def add_log_listener(self, callback: Callable[[Any, Any], None]) -> None: ...
+
 
 class Lender(Protocol):
     """What a store asks of its connections."""
@@ -96,6 +101,8 @@ class Link:
         self._forget = forget
         self._idle: list[Held] = []
         self._kept: list[Held] = []
+        self._interrupted: WeakSet[Held] = WeakSet()
+        """Connections whose last commit did not wait for its standbys to the end."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -115,6 +122,9 @@ class Link:
             except BaseException:
                 self._drop(connection)
                 raise
+            if connection in self._interrupted:
+                self._drop(connection)
+                return None
             self._take_back(connection, is_sound=True)
             return result
 
@@ -203,7 +213,13 @@ class Link:
             raise InvalidSetting(f"{self._place}: the driver refuses the URL ({type(error).__name__}); correct it") from None
         except Exception as error:
             raise unreachable(error, self._place) from error
+        connection.add_log_listener(self._hear)
         return connection
+
+    def _hear(self, connection: Held, said: Any) -> None:
+        """What a server says besides its answers, before the answer."""
+        if said.server_source_function == WAITS_FOR_STANDBYS:
+            self._interrupted.add(connection)
 
     def _take_back(self, connection: Held, *, is_sound: bool) -> None:
         if is_sound and not connection.is_closed() and not self._is_closed:
