@@ -20,7 +20,7 @@ from weakref import WeakSet, ref
 from agent_runtime.clock import Clock
 from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreUnavailable
 from agent_runtime.stores.postgres import PostgresCheckpointStore
-from agent_runtime.stores.postgres_errors import Fate, fate_of, state_of, translate
+from agent_runtime.stores.postgres_errors import Fate, fate_of, leads_to_primary, state_of, translate
 from agent_runtime.stores.postgres_link import (
     READS_AT_ONCE,
     SETTINGS,
@@ -132,7 +132,7 @@ class EngineLink:
             except Exception as error:
                 found = driver_error(error)
                 fate = fate_of(found)
-                await self._take_back(connection, is_sound=fate is not Fate.UNKNOWN)
+                await self._take_back(connection, is_sound=leads_to_primary(found))
                 if fate is Fate.UNKNOWN:
                     return None
                 raise translate(found, self._place) from found
