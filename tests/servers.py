@@ -214,12 +214,12 @@ class Server:
         finally:
             replica.close()
 
-    def wait_for_standbys(self, names: str) -> None:
+    def wait_for_standbys(self, names: str, *, is_there: bool = True) -> None:
         """From now on a commit waits until so named standbys have it (`*`: any, nothing: none)."""
         self.sql(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
         self.sql("SELECT pg_reload_conf()")
         self.until(f"SELECT current_setting('synchronous_standby_names') = '{names}'")
-        if names:
+        if names and is_there:
             self.until("SELECT count(*) > 0 FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')")
 
     def fall_behind(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_runtime.cli import main
 from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.errors import CheckpointStoreCorrupt, ReadOnlyStore, RecoveryNeedsDecision, StoreUnavailable
 from agent_runtime.ids import RunId
@@ -17,11 +19,11 @@ from agent_runtime.journal.records import RunStatus, StoredRun
 from agent_runtime.journal.seal import KeyRing, open_run
 from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointStore
 from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
-from agent_runtime.stores import open_store
 from agent_runtime.stores.postgres import PostgresCheckpointStore
-from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
 from agent_runtime.stores.postgres_link import Link
+from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
 from agent_runtime.testing.remote import Remote
+from agent_runtime.testing.store_contract import Draft
 from agent_runtime.testing.tcp_proxy import TcpProxy
 from agent_runtime.tool_loop import LoopResult, recover_tool_loop, run_tool_loop
 from agent_runtime.tools import ToolRegistry
@@ -167,6 +169,13 @@ async def test_no_acknowledged_record_is_lost_when_the_primary_dies_under_load_a
     await store.close()
 
 
+async def renew_for_ever(store: CheckpointStore, draft: Draft) -> None:
+    """Until its session has heard of the setting."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            await store.renew(draft.run_id, guard=draft.guard)
+
+
 @asynccontextmanager
 async def closing(store: CheckpointStore) -> AsyncIterator[CheckpointStore]:
     yield store
@@ -174,13 +183,15 @@ async def closing(store: CheckpointStore) -> AsyncIterator[CheckpointStore]:
 
 
 @asynccontextmanager
-async def store_at(pair: Pair, driver: str = "", **options: float) -> AsyncIterator[CheckpointStore]:
+async def store_at(pair: Pair, driver: str = "", timeout_seconds: float = 5.0) -> AsyncIterator[CheckpointStore]:
     """A store that is given both servers; by SQLAlchemy, if a driver of its is named."""
     url, _, most = pair.url.partition("@")
     hosts, _, database = most.partition("/")
     both = "&".join(f"host={host}" for host in hosts.split(","))
     by_engine = f"{url.replace(':', f'+{driver}:', 1)}@/{database}?{both}&target_session_attrs=read-write"
-    store = SQLAlchemyCheckpointStore(by_engine, **options) if driver else PostgresCheckpointStore(pair.url, **options)
+    store: CheckpointStore = PostgresCheckpointStore(pair.url, timeout_seconds=timeout_seconds)
+    if driver:
+        store = SQLAlchemyCheckpointStore(by_engine, timeout_seconds=timeout_seconds)
     yield store
     await store.close()
 
@@ -249,9 +260,7 @@ async def test_a_primary_that_became_read_only_under_an_open_store_has_written_n
         lasting.primary.sql("SELECT pg_reload_conf()")
         for store, said in ((alone, ReadOnlyStore), (both, StoreUnavailable)):
             with pytest.raises(said, match=r"cannot be written \(cannot execute .* in a read-only transaction\)"):
-                async with asyncio.timeout(PATIENCE_SECONDS):
-                    while True:  # until its session has heard of it
-                        await store.renew(draft.run_id, guard=draft.guard)
+                await renew_for_ever(store, draft)
             with pytest.raises((ReadOnlyStore, StoreUnavailable)):
                 await store.commit([append])
         lasting.primary.sql("ALTER SYSTEM RESET default_transaction_read_only")
@@ -332,3 +341,26 @@ def test_a_supervisor_and_the_workers_it_starts_go_on_with_the_standby(pair: Pai
     ended = pair.standby.sql("SELECT run_id, status FROM agent_runtime_runs ORDER BY run_id").splitlines()
     assert ended == [f"after|{RunStatus.DONE:d}", f"before|{RunStatus.DONE:d}"]
     assert job.saw().kinds == {"server": 2, "database": 2, "dns_record": 2}
+
+
+def test_the_doctor_says_what_a_failover_keeps(lasting: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(url: str) -> tuple[str, str]:
+        assert main(["doctor", "--json", "--store", url]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        return facts["failover"], " ".join(facts["warnings"])
+
+    stranger = lasting.primary.url_as(lasting.primary.user())
+    assert told(lasting.url)[0] == "protected: commits wait for '*', 1 connected"
+    assert "standby" not in told(lasting.url)[1]
+    assert told(stranger)[0] == "protected by a standby, if one of '*' is connected"
+    assert told(lasting.standby.url)[0] == "cannot be told"
+    assert "is a read replica" in told(lasting.standby.url)[1]
+    try:
+        lasting.primary.wait_for_standbys("")
+        assert told(lasting.url)[0] == "not protected: no commit waits for a standby, 1 connected"
+        assert "1 standby(s) that no commit waits for" in told(lasting.url)[1]
+        lasting.primary.wait_for_standbys("nobody", is_there=False)
+        assert told(lasting.url)[0] == "stands still: commits wait for 'nobody', none connected"
+        assert "writes stay unknown until one is" in told(lasting.url)[1]
+    finally:
+        lasting.primary.wait_for_standbys("*")

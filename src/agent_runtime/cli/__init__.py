@@ -48,7 +48,7 @@ def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
         case "doctor":
             from agent_runtime.cli import doctor
 
-            return doctor.main(as_json=chosen.json)
+            return doctor.main(as_json=chosen.json, store=chosen.store)
         case None:
             parser.print_help()
             return 2
@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_operating(commands)
     commands.add_parser("keygen", help="print a fresh checkpoint key, base64")
     doctor = commands.add_parser("doctor", help="say what this machine has, and what is not as it should be")
+    doctor.add_argument("--store", metavar="URL", help="the store to look at (default: DATABASE_URL)")
     doctor.add_argument("--json", action="store_true", help="one JSON line instead of a table")
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import platform
@@ -14,17 +15,21 @@ from agent_runtime.stores import file_at, shown_url
 from agent_runtime.stores.sqlite_file import WAL_RESET_FIXED_IN, has_wal_reset_fix, refuse_network
 
 
-def main(*, as_json: bool) -> int:
+def main(*, as_json: bool, store: str | None = None) -> int:
+    """Print it; `store` is the URL of the one to look at, if it is not that of the settings."""
     settings = read_settings(os.environ)
+    url = store or settings.database_url
     facts = {
         "agent_runtime": __version__,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "wal_reset_fix": "in this SQLite" if has_wal_reset_fix() else "not in this SQLite",
-        "store": shown_url(settings.database_url),
+        "store": shown_url(url),
         "key": "set" if settings.checkpoint_key else "in its file, beside the store or in the working directory",
     }
-    warnings = [*_about_sqlite(), *_about_its_place(settings.database_url)]
+    failover, about_failover = _about_failover(url)
+    facts |= {"failover": failover} if failover else {}
+    warnings = [*_about_sqlite(), *_about_its_place(url), *about_failover]
     if as_json:
         print(json.dumps({**facts, "warnings": warnings}))
     else:
@@ -55,3 +60,16 @@ def _about_its_place(url: str) -> list[str]:
     except AgentRuntimeError as error:
         return [str(error)]
     return []
+
+
+def _about_failover(url: str) -> tuple[str, list[str]]:
+    """What a failover of a Postgres server keeps, and what is to be done about it."""
+    if not url.startswith(("postgresql:", "postgres:")):
+        return "", []
+    from agent_runtime.stores.postgres_standbys import read_standbys
+
+    try:
+        standbys = asyncio.run(read_standbys(url))
+    except AgentRuntimeError as error:
+        return "cannot be told", [str(error)]
+    return standbys.told, standbys.warnings

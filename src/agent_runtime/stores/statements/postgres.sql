@@ -100,6 +100,12 @@ SELECT pg_is_in_recovery() AS is_standby,
        current_setting('server_encoding') AS encoding,
        current_setting('server_version_num')::integer AS version;
 
+-- read_standbys: which standbys commits shall wait for; how many are connected, how many of these may be looked at by this
+-- user, and how many are waited for
+SELECT current_setting('synchronous_standby_names'), count(*), count(sync_state),
+       count(*) FILTER (WHERE sync_state IN ('sync', 'quorum'))
+FROM pg_stat_replication;
+
 -- find_keys: the dense keys of runs
 SELECT run_id, key FROM {runs} WHERE run_id = ANY ($1::text[]);
 
