@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -12,29 +11,28 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.cli import main
-from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.errors import CheckpointStoreCorrupt, ReadOnlyStore, RecoveryNeedsDecision, StoreUnavailable
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import RunStatus, StoredRun
+from agent_runtime.journal.records import RunStatus
 from agent_runtime.journal.seal import KeyRing, open_run
-from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointStore
-from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
+from agent_runtime.journal.store import AnswerKind, CheckpointStore
+from agent_runtime.messages import Message, Reply, ToolSpec
 from agent_runtime.stores.postgres import PostgresCheckpointStore
 from agent_runtime.stores.postgres_link import Link
 from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
 from agent_runtime.testing.remote import Remote
 from agent_runtime.testing.store_contract import Draft
 from agent_runtime.testing.tcp_proxy import TcpProxy
-from agent_runtime.tool_loop import LoopResult, recover_tool_loop, run_tool_loop
+from agent_runtime.tool_loop import recover_tool_loop, run_tool_loop
 from agent_runtime.tools import ToolRegistry
 from tests.bench import KEY
 from tests.conftest import NOWHERE
+from tests.load import Load, asks, assert_is_there
 from tests.postgres.bench import PATIENCE_SECONDS, kinds, land, opened
 from tests.processes.job import Job, until
 from tests.servers import Server, free_port, own_origins, start
 
 OK, FENCED, MOVED, UNKNOWN = AnswerKind
-RUNS, CALLS = 12, 4
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 
@@ -75,98 +73,25 @@ def lasting() -> Iterator[Pair]:
         yield shared
 
 
-class Remembers(PostgresCheckpointStore):
-    """Keeps by itself what the server acknowledged."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.acknowledged: list[Append] = []
-        self.carried: Counter[AnswerKind] = Counter()
-
-    async def commit(self, appends: Sequence[Append]) -> list[Answer]:
-        answers = await super().commit(appends)
-        self.carried.update(answer.kind for answer in answers)
-        self.acknowledged += [append for append, answer in zip(appends, answers, strict=True) if answer.kind is OK]
-        return answers
+async def asks_thrice(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply:
+    return asks(messages, 3)
 
 
-def charging(remote: Remote) -> ToolRegistry:
-    """One tool that nobody may repeat."""
-    registry = ToolRegistry()
-
-    @registry.tool
-    async def charge(n: int) -> str:
-        return (await remote.act("charge", {"n": n})).result
-
-    return registry
-
-
-async def asks(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply:
-    """The model: so many charges, one after the other."""
-    done = sum(message.role == "tool" for message in messages)
-    return Reply(tool_calls=[ToolCall(f"c{done}", "charge", {"n": done})]) if done < CALLS else Reply("done")
-
-
-async def assert_is_there(store: CheckpointStore, acknowledged: Sequence[Append]) -> None:
-    """Each record that was acknowledged stands in its place, under its seal, with its body."""
-    runs = {append.row.run_id for append in acknowledged}
-    found = dict(zip(runs, await store.load_many(list(runs)), strict=True))
-    for append in acknowledged:
-        run = found[append.row.run_id]
-        assert run is not None, f"{append.row.run_id} is lost"
-        for record in append.records:
-            assert run.records[record.number - 1] == record
-
-
-def assert_whole(run: StoredRun | None) -> None:
-    assert run is not None
-    open_run(KeyRing.of(KEY), run, tenant="")
-
-
-async def test_no_acknowledged_record_is_lost_when_the_primary_dies_under_load_and_every_run_ends_once(pair: Pair) -> None:
-    store, remote = Remembers(pair.url), Remote()
-    registry = charging(remote)
-    model_may_answer = asyncio.Semaphore(RUNS // 2)  # so that runs are in different places when it happens
-
-    async def model(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Reply:
-        async with model_may_answer:
-            await SYSTEM_CLOCK.sleep(0.002)
-            return await asks(messages, tools)
-
-    running = asyncio.gather(
-        *(
-            run_tool_loop(
-                model, registry, "go", run_id=f"run-{i}", checkpoints=store, checkpoint_key=KEY, commits="each",
-                lease_seconds=12.0, heartbeat_seconds=0.2,
-            )
-            for i in range(RUNS)
-        )
-    )  # fmt: skip
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while remote.count() < RUNS * CALLS // 3:
-            await SYSTEM_CLOCK.sleep(0.001)
-    with pair.standby.receiving_late():
-        await asyncio.to_thread(pair.primary.until, f"SELECT count(*) > 0 {WAITING}")
-        pair.primary.kill()
-    before = list(store.acknowledged)
-    acted = remote.count()
-    await asyncio.to_thread(pair.standby.promote)
-    later = PostgresCheckpointStore(pair.standby.url)
-    await assert_is_there(later, before)
-    results: list[LoopResult] = await asyncio.wait_for(running, PATIENCE_SECONDS)
-    assert [result.status for result in results] == ["done"] * RUNS
-    await assert_is_there(later, store.acknowledged)
-    assert acted < remote.count() == RUNS * CALLS
-    assert set(Counter(effect.key for effect in remote.effects).values()) == {1}
-    assert store.carried[UNKNOWN] > 0, "some write was on its way when it happened"
-    assert store.carried[FENCED] + store.carried[MOVED] == 0
-    for run in await later.load_many([RunId(f"run-{i}") for i in range(RUNS)]):
-        assert_whole(run)
-        assert run is not None
-        assert run.row.epoch == 1
-        assert [record.number for record in run.records] == list(range(1, run.row.number + 1))
-    await later.close()
-    await store.close()
+@pytest.mark.parametrize("driver", ["", "psycopg"])
+async def test_no_acknowledged_record_is_lost_when_the_primary_dies_under_load_and_every_run_ends_once(
+    pair: Pair, driver: str
+) -> None:
+    async with store_at(pair, driver) as store, closing(PostgresCheckpointStore(pair.standby.url)) as later:
+        load = Load(store)
+        running = load.start()
+        await load.is_under_way()
+        with pair.standby.receiving_late():
+            await asyncio.to_thread(pair.primary.until, f"SELECT count(*) > 0 {WAITING}")
+            pair.primary.kill()
+        before = list(load.store.acknowledged)
+        await asyncio.to_thread(pair.standby.promote)
+        await assert_is_there(later, before)
+        await load.assert_ended_once(running, later)
 
 
 async def renew_for_ever(store: CheckpointStore, draft: Draft) -> None:
@@ -292,12 +217,15 @@ async def test_an_owner_whose_acknowledged_writes_a_failover_lost_stops_as_corru
 
     async with store_at(pair) as store:
         with pytest.raises(CheckpointStoreCorrupt):
-            await run_tool_loop(asks, registry, "go", run_id="run-1", checkpoints=store, checkpoint_key=KEY, commits="each")
+            await run_tool_loop(
+                asks_thrice, registry, "go", run_id="run-1", checkpoints=store, checkpoint_key=KEY, commits="each"
+            )
         assert remote.count() == 3, "nothing further was started"
         [run] = await store.load_many([RunId("run-1")])
-        assert_whole(run)  # an older state of it, which is whole
+        assert run is not None
+        open_run(KeyRing.of(KEY), run, tenant="")  # an older state of it, which is whole
         with pytest.raises(RecoveryNeedsDecision):
-            await recover_tool_loop(asks, registry, "run-1", checkpoints=store, checkpoint_key=KEY)
+            await recover_tool_loop(asks_thrice, registry, "run-1", checkpoints=store, checkpoint_key=KEY)
         assert remote.count() == 3, "what it did before is not done again by itself"
 
 

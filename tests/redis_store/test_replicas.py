@@ -18,6 +18,7 @@ from agent_runtime.stores.redis import RedisCheckpointStore
 from agent_runtime.testing.script_model import ScriptModel
 from agent_runtime.testing.tcp_proxy import How, TcpProxy, Way
 from agent_runtime.tools import ToolRegistry
+from tests.load import Load, assert_is_there
 from tests.redis_servers import RedisServer, redis_origins, until
 from tests.redis_store.bench import MOVED, OK, UNKNOWN, fresh_store, keys_of, kinds, land, opened, store_on
 
@@ -81,6 +82,26 @@ async def test_a_write_whose_answer_was_lost_counts_once_enough_replicas_have_it
             replica.go_on()
             assert (await until_told(store, draft.run_id)).row.head == append.row.head
             await store.close()
+
+
+async def test_no_write_that_a_replica_was_waited_for_is_lost_when_the_primary_dies_under_load(server: RedisServer) -> None:
+    with server.replica() as replica:
+        async with fresh_store(server, wait_replicas=1) as store:
+            load = Load(store)
+            running = load.start()
+            await load.is_under_way()
+            replica.pause()  # what is sent from now on waits before its door
+            await asyncio.to_thread(until, lambda: server.facts("clients")["blocked_clients"] > 0)
+            server.kill()
+            before = list(load.store.acknowledged)
+            replica.go_on()
+            replica.kill()
+            promote(replica, server)
+            later = store.reopen()
+            await assert_is_there(later, before)
+            await later.close()
+            with replica.replica():
+                await load.assert_ended_once(running, store)
 
 
 async def until_told(store: RedisCheckpointStore, run_id: RunId) -> StoredRun:
