@@ -17,12 +17,6 @@ def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(scope="module")
-def cluster_url() -> Iterator[str]:
-    with RedisCluster(redis_origins()[0].program, appendonly="no") as cluster:
-        yield cluster.url
-
-
 class TestRedisStore(StoreContract):
     @pytest.fixture
     async def store(self, redis_url: str) -> AsyncIterator[CheckpointStore]:
@@ -33,7 +27,7 @@ class TestRedisStore(StoreContract):
 
 class TestRedisStoreOnACluster(StoreContract):
     @pytest.fixture
-    async def store(self, cluster_url: str) -> AsyncIterator[CheckpointStore]:
-        store = open_store(f"{cluster_url}?cluster=yes&prefix=t{secrets.token_hex(8)}")
+    async def store(self, one_cluster: RedisCluster) -> AsyncIterator[CheckpointStore]:
+        store = open_store(f"{one_cluster.url}?cluster=yes&prefix=t{secrets.token_hex(8)}")
         yield store
         await store.close()

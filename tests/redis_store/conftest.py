@@ -1,13 +1,10 @@
 """A server that the tests of the Redis store share; whoever kills or changes one starts another."""
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.redis_servers import RedisServer, redis_origins
+from tests.redis_servers import RedisServer
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    with RedisServer(redis_origins()[0].program, appendonly="no") as server:
-        yield server
+def redis_server(one_redis: RedisServer) -> RedisServer:
+    return one_redis
