@@ -396,6 +396,20 @@ async def fresh_schema(url: str, *, pooler: bool = False) -> AsyncIterator[str]:
         await connection.close()
 
 
+async def end_sessions(url: str, schema: str) -> None:
+    """End those whose last statement was for tables of that schema."""
+    import asyncpg
+
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.fetch(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE $1 AND pid <> pg_backend_pid()",
+            f'%"{schema}"%',
+        )
+    finally:
+        await connection.close()
+
+
 def free_port() -> int:
     """A port that nobody listens on just now."""
     with socket.socket() as taken:
