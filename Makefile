@@ -31,7 +31,7 @@ format: setup ## format the code and mend what the linter can mend
 	$(PYTHON_IN_VENV) -m ruff check --fix .
 	$(PYTHON_IN_VENV) -m ruff format .
 
-contract: setup ## let a store pass the contract of all stores (STORE=postgres, redis, sqlite or memory)
+contract: setup ## let a store pass the contract of all stores (STORE=memory, sqlite, postgres, sqlalchemy or redis)
 	$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS) tests/contract/test_$(STORE).py
 
 sweep: setup ## crash at every commit of a run and recover, on every store

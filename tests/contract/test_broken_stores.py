@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -594,6 +596,13 @@ def test_every_store_that_is_broken_here_is_looked_for() -> None:
 async def test_a_store_that_hands_everything_on_is_not_found_broken() -> None:
     for name in sorted(set(FOUND_BY.values())):
         await cases()[name](StoreContract(), Broken())
+
+
+def test_the_page_names_cases_that_find_a_broken_store() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "guides" / "write-your-own-store.md").read_text()
+    named = re.findall(r"\| `([a-z0-9 ]+)` \|", page)
+    assert len(named) >= 15
+    assert set(named) <= set(FOUND_BY.values())
 
 
 class CutOffForGood(StoreContract):

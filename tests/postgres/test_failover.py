@@ -165,12 +165,16 @@ async def test_of_several_hosts_the_one_that_can_be_written_is_found_although_an
         await store.close()
 
 
-async def test_replicas_alone_are_refused_and_a_replica_beside_a_server_that_is_away_is_waited_for(lasting: Pair) -> None:
-    replicas = PostgresCheckpointStore(lasting.url.replace(f":{lasting.primary.port}", f":{lasting.standby.port}"))
+@pytest.mark.parametrize("asked", ["", "?target_session_attrs=read-write"])
+async def test_replicas_alone_are_refused_and_a_replica_beside_a_server_that_is_away_is_waited_for(
+    lasting: Pair, asked: str
+) -> None:
+    url = f"{lasting.url}{asked}"
+    replicas = PostgresCheckpointStore(url.replace(f":{lasting.primary.port}", f":{lasting.standby.port}"))
     with pytest.raises(ReadOnlyStore, match="is a read replica, and a store is written; name the primary server"):
         await replicas.list_runs()
     await replicas.close()
-    one_away = PostgresCheckpointStore(lasting.url.replace(f":{lasting.primary.port}", f":{free_port()}"))
+    one_away = PostgresCheckpointStore(url.replace(f":{lasting.primary.port}", f":{free_port()}"))
     with pytest.raises(StoreUnavailable, match=r"none takes writes now: .*does not answer.*; .*is a read replica"):
         await one_away.list_runs()
     await one_away.close()

@@ -103,6 +103,11 @@ def leads_to_primary(error: BaseException) -> bool:
     return fate_of(error) is not Fate.UNKNOWN and state_of(error) != READ_ONLY
 
 
+def refused_as_replica(place: str, what: str = "a read replica") -> ReadOnlyStore:
+    """A server that is no store's, since it takes no writes."""
+    return ReadOnlyStore(f"{place} is {what}, and a store is written; name the primary server, or allow writing")
+
+
 def translate(error: BaseException, place: str) -> AgentRuntimeError:
     """The error of ours for one after which nothing is written; `place` names the server, without a password."""
     state, said = state_of(error), _first_line(error)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from agent_runtime.errors import AgentRuntimeError, InvalidSetting, ReadOnlyStore, StoreRefused, StoreUnavailable
-from agent_runtime.stores.postgres_errors import Fate, fate_of, leads_to_primary, state_of, translate
+from agent_runtime.stores.postgres_errors import Fate, fate_of, leads_to_primary, refused_as_replica, state_of, translate
 from agent_runtime.stores.postgres_url import each_host, place_of
 
 T = TypeVar("T")
@@ -232,6 +232,8 @@ class Link:
         except (asyncpg.InterfaceError, ValueError) as error:
             # Without its cause: the driver may quote the URL.
             raise InvalidSetting(f"{self._place}: the driver refuses the URL ({type(error).__name__}); correct it") from None
+        except asyncpg.TargetServerAttributeNotMatched as error:
+            raise refused_as_replica(place_of(url)) from error
         except Exception as error:
             raise unreachable(error, place_of(url)) from error
         connection.add_log_listener(self._hear)

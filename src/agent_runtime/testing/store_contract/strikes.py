@@ -13,7 +13,7 @@ from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointSt
 from agent_runtime.testing.store_contract.draft import Draft
 from agent_runtime.testing.store_contract.witness import OK, demand, opened, read, read_as, read_row
 
-TURNS = (0, 1, 2, 3, 5, 12, 40)
+TURNS = (0, 1, 3, 10)
 """After so many turns of the event loop whoever called a verb is cancelled."""
 PATIENCE_SECONDS = 20.0
 
@@ -80,7 +80,7 @@ class Striking:
 
     async def test_a_store_that_lost_its_connections_reads_on(self, store: CheckpointStore) -> None:
         draft = await opened(store)
-        for _ in range(3):
+        for _ in range(2):
             await self.cut_off(store)
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while True:
@@ -92,7 +92,7 @@ class Striking:
 
     async def test_a_write_over_lost_connections_lands_once(self, store: CheckpointStore) -> None:
         draft = await opened(store)
-        for i in range(3):
+        for i in range(2):
             await self.cut_off(store)
             append, message = draft.add(b"%d" % i), draft.message(b"%d" % i)
             await _lands(partial(_commit, store, append))
