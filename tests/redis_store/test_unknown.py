@@ -105,6 +105,7 @@ class Disconnected(InTheServer):
 
     async def meet(self, write: Write) -> list[Answer]:
         server = self._scene.server
+        await write._inner.now()  # the first verb marks the store, which is not what is struck
         server.tell("CLIENT", "PAUSE", 60_000, "WRITE")
         try:
             landing = asyncio.ensure_future(write.land())
