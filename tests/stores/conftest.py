@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.bench import Place
-from tests.stores.places import SERVED, STORES, place_on
+from tests.stores.places import OTHERS, STORES, place_on
 
 
-@pytest.fixture(params=SERVED)
+@pytest.fixture(params=OTHERS)
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
     """On each store that the tests of the cases themselves do not have."""
     async with place_on(request.param, tmp_path, request) as where:

@@ -22,6 +22,8 @@ from tests.servers import Server, fresh_schema
 IN_PROCESS = ("memory", "sqlite")
 SERVED = ("postgres", "sqlalchemy+asyncpg", "sqlalchemy+psycopg", "sqlalchemy+aiosqlite", "redis", "redis cluster")
 STORES = (*IN_PROCESS, *SERVED)
+OTHERS = ("sqlalchemy+psycopg", "sqlalchemy+aiosqlite", "redis", "redis cluster")
+"""Those whose way to their server is like no other's; Postgres itself has tests of its own for the cases."""
 
 Open: TypeAlias = "Callable[[], CheckpointStore]"
 
