@@ -249,7 +249,7 @@ class Server:
         while self.sql(asked) != "t":
             if monotonic() > give_up_at:
                 raise RuntimeError(f"it did not come to this in time: {asked}")
-            sleep(0.01)
+            sleep(0.04)
 
     def _make(self) -> None:
         self._run("initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "--no-locale", "-E", "UTF8", "--no-sync")

@@ -121,7 +121,7 @@ async def store_at(pair: Pair, driver: str = "", timeout_seconds: float = 5.0) -
     await store.close()
 
 
-@pytest.mark.parametrize("driver", ["", "psycopg", "asyncpg"])
+@pytest.mark.parametrize("driver", ["", "psycopg"])
 async def test_what_a_dead_standby_never_had_counts_for_nothing_although_it_can_be_read(pair: Pair, driver: str) -> None:
     """A commit that waits for the standby is visible once it is interrupted, and the standby never had it."""
     async with store_at(pair, driver, timeout_seconds=0.5) as store:
