@@ -31,7 +31,7 @@ format: setup ## format the code and mend what the linter can mend
 	$(PYTHON_IN_VENV) -m ruff check --fix .
 	$(PYTHON_IN_VENV) -m ruff format .
 
-contract: setup ## let a store pass the contract of all stores (STORE=postgres, redis, sqlite, memory or blobs)
+contract: setup ## let a store pass the contract of all stores (STORE=memory, sqlite, postgres, sqlalchemy, redis or blobs)
 	$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS) $(wildcard tests/contract/*_$(STORE).py)
 
 pictures: setup ## record the pictures of the README again

@@ -8,7 +8,7 @@ from hypothesis import settings
 
 from agent_runtime.testing.manual_clock import ManualClock, let_everybody_go
 from tests.bench import Place
-from tests.redis_servers import RedisServer, redis_origins
+from tests.redis_servers import RedisCluster, RedisServer, redis_origins
 from tests.servers import Origin, Server, origins, own_origins, start
 
 # Here, and not beside the contract's own tests: others use its parts as well, and may be imported first.
@@ -89,7 +89,19 @@ def one_postgres(servers: Servers) -> Server:
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    """A server that others use too: whoever kills or changes one starts another."""
+def one_redis() -> Iterator[RedisServer]:
+    """A server that others use too: whoever kills or changes one starts another. It keeps nothing on its disk."""
     with RedisServer(redis_origins()[0].program, appendonly="no") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def one_cluster() -> Iterator[RedisCluster]:
+    """The same, of three masters."""
+    with RedisCluster(redis_origins()[0].program, appendonly="no") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def redis_server(one_redis: RedisServer) -> RedisServer:
+    return one_redis

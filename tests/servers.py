@@ -214,6 +214,43 @@ class Server:
         finally:
             replica.close()
 
+    def wait_for_standbys(self, names: str, *, is_there: bool = True) -> None:
+        """From now on a commit waits until so named standbys have it (`*`: any, nothing: none)."""
+        self.sql(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        self.sql("SELECT pg_reload_conf()")
+        self.until(f"SELECT current_setting('synchronous_standby_names') = '{names}'")
+        if names and is_there:
+            self.until("SELECT count(*) > 0 FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')")
+
+    def fall_behind(self) -> None:
+        """Let this standby receive nothing more."""
+        self.sql("ALTER SYSTEM SET primary_conninfo = ''")
+        self.sql("SELECT pg_reload_conf()")
+        self.until("SELECT count(*) = 0 FROM pg_stat_wal_receiver")
+
+    @contextmanager
+    def receiving_late(self) -> Iterator[None]:
+        """Meanwhile what this standby is sent waits before its door."""
+        receiver = int(self.sql("SELECT pid FROM pg_stat_wal_receiver"))
+        os.kill(receiver, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(receiver, signal.SIGCONT)
+
+    def promote(self) -> None:
+        """Make this standby the primary; returns when it takes writes."""
+        self.sql("SELECT pg_promote()")
+
+    def until(self, asked: str) -> None:
+        """Ask until the answer is yes."""
+        give_up_at = monotonic() + PATIENCE_SECONDS
+        while self.sql(asked) != "t":
+            if monotonic() > give_up_at:
+                raise RuntimeError(f"it did not come to this in time: {asked}")
+            sleep(0.04)
+
     def _make(self) -> None:
         self._run("initdb", "-D", str(self.data), "-U", "postgres", "-A", "trust", "--no-locale", "-E", "UTF8", "--no-sync")
         hba = self.data / "pg_hba.conf"
@@ -355,6 +392,20 @@ async def fresh_schema(url: str, *, pooler: bool = False) -> AsyncIterator[str]:
     connection = await asyncpg.connect(url, **({"statement_cache_size": 0} if pooler else {}))
     try:
         await connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+    finally:
+        await connection.close()
+
+
+async def end_sessions(url: str, schema: str) -> None:
+    """End those whose last statement was for tables of that schema."""
+    import asyncpg
+
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.fetch(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE $1 AND pid <> pg_backend_pid()",
+            f'%"{schema}"%',
+        )
     finally:
         await connection.close()
 

@@ -10,10 +10,14 @@ from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.postgres import PostgresCheckpointStore
 from agent_runtime.testing.store_contract import StoreContract
 from tests.conftest import Servers
-from tests.servers import Pooler, fresh_schema, own_origins
+from tests.servers import Pooler, end_sessions, fresh_schema, own_origins
 
 
 class TestPostgresStore(StoreContract):
+    async def cut_off(self, store: CheckpointStore) -> None:
+        assert isinstance(store, PostgresCheckpointStore)
+        await end_sessions(store._url, store._schema)
+
     @pytest.fixture
     async def store(self, postgres_url: str) -> AsyncIterator[CheckpointStore]:
         async with fresh_schema(postgres_url) as schema:

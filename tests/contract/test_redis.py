@@ -12,28 +12,41 @@ from tests.redis_servers import RedisCluster, RedisServer, redis_origins
 
 
 @pytest.fixture(scope="module", params=redis_origins(), ids=lambda origin: origin.name)
-def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
+def contract_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     with RedisServer(request.param.program, appendonly="no") as server:
-        yield server.url
+        yield server
 
 
-@pytest.fixture(scope="module")
-def cluster_url() -> Iterator[str]:
-    with RedisCluster(redis_origins()[0].program, appendonly="no") as cluster:
-        yield cluster.url
+def end_connections(server: RedisServer) -> None:
+    server.tell("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
 
 class TestRedisStore(StoreContract):
+    async def cut_off(self, store: CheckpointStore) -> None:
+        end_connections(self.server)
+
+    @pytest.fixture(autouse=True)
+    def _know(self, contract_server: RedisServer) -> None:
+        self.server = contract_server
+
     @pytest.fixture
-    async def store(self, redis_url: str) -> AsyncIterator[CheckpointStore]:
-        store = open_store(f"{redis_url}?prefix=t{secrets.token_hex(8)}")
+    async def store(self, contract_server: RedisServer) -> AsyncIterator[CheckpointStore]:
+        store = open_store(f"{contract_server.url}?prefix=t{secrets.token_hex(8)}")
         yield store
         await store.close()
 
 
 class TestRedisStoreOnACluster(StoreContract):
+    async def cut_off(self, store: CheckpointStore) -> None:
+        for node in self.nodes:
+            end_connections(node)
+
+    @pytest.fixture(autouse=True)
+    def _know(self, one_cluster: RedisCluster) -> None:
+        self.nodes = one_cluster.nodes
+
     @pytest.fixture
-    async def store(self, cluster_url: str) -> AsyncIterator[CheckpointStore]:
-        store = open_store(f"{cluster_url}?cluster=yes&prefix=t{secrets.token_hex(8)}")
+    async def store(self, one_cluster: RedisCluster) -> AsyncIterator[CheckpointStore]:
+        store = open_store(f"{one_cluster.url}?cluster=yes&prefix=t{secrets.token_hex(8)}")
         yield store
         await store.close()

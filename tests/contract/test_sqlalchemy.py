@@ -7,14 +7,25 @@ import pytest
 
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
+from agent_runtime.stores.sqlalchemy_postgres import PostgresByEngine
 from agent_runtime.testing.store_contract import StoreContract
 from agent_runtime.testing.store_contract.crowds import Crowding
 from agent_runtime.testing.store_contract.messages import Posting
 from agent_runtime.testing.store_contract.writes import Batching, Writing
-from tests.servers import Pooler, Server, fresh_schema
+from tests.servers import Pooler, Server, end_sessions, fresh_schema
 
 
-class TestByAsyncpg(StoreContract):
+class OnServer(StoreContract):
+    """What the stores on a server share."""
+
+    async def cut_off(self, store: CheckpointStore) -> None:
+        assert isinstance(store, SQLAlchemyCheckpointStore)
+        inner = store._tables
+        assert isinstance(inner, PostgresByEngine)
+        await end_sessions(inner._url, inner._schema)
+
+
+class TestByAsyncpg(OnServer):
     @pytest.fixture
     async def store(self, one_postgres: Server) -> AsyncIterator[CheckpointStore]:
         async with fresh_schema(one_postgres.url) as schema:
@@ -23,7 +34,7 @@ class TestByAsyncpg(StoreContract):
             await store.close()
 
 
-class TestByPsycopg(StoreContract):
+class TestByPsycopg(OnServer):
     @pytest.fixture
     async def store(self, one_postgres: Server) -> AsyncIterator[CheckpointStore]:
         async with fresh_schema(one_postgres.url) as schema:

@@ -16,10 +16,11 @@ from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredRun
 from agent_runtime.stores.redis import RedisCheckpointStore
 from agent_runtime.testing.script_model import ScriptModel
-from agent_runtime.testing.tcp_proxy import TcpProxy, Way
+from agent_runtime.testing.tcp_proxy import How, TcpProxy, Way
 from agent_runtime.tools import ToolRegistry
+from tests.load import Load, assert_is_there
 from tests.redis_servers import RedisServer, redis_origins, until
-from tests.redis_store.bench import MOVED, OK, UNKNOWN, fresh_store, kinds, land, opened
+from tests.redis_store.bench import MOVED, OK, UNKNOWN, fresh_store, keys_of, kinds, land, opened, store_on
 
 KEY = b"a key of tests, known to everybody"
 
@@ -62,6 +63,45 @@ async def test_a_write_that_too_few_replicas_have_is_not_ok_until_they_do(server
             run = await until_told(store, draft.run_id)
             assert run.row.head == append.row.head
             assert kinds(await store.commit([append])) == [OK]
+
+
+async def test_a_write_whose_answer_was_lost_counts_once_enough_replicas_have_it_although_it_can_be_read(
+    server: RedisServer,
+) -> None:
+    with server.replica() as replica:
+        async with TcpProxy("127.0.0.1", server.port) as between:
+            store = store_on(f"redis://127.0.0.1:{between.port}", wait_replicas=1, timeout_seconds=0.4)
+            draft = await opened(store)
+            replica.pause()
+            append = draft.add(b"on the primary alone")
+            between.strike(How.LOST, Way.TO_CLIENT, matching=append.row.head)
+            assert kinds(await store.commit([append])) == [UNKNOWN]
+            assert server.tell("LLEN", (await keys_of(server, store, "*:log:*"))[0]) == 2, "it can be read"
+            with pytest.raises(StoreUnavailable, match=r"0 replica\(s\) have what was written.*expected 1"):
+                await store.latest(draft.run_id)
+            replica.go_on()
+            assert (await until_told(store, draft.run_id)).row.head == append.row.head
+            await store.close()
+
+
+async def test_no_write_that_a_replica_was_waited_for_is_lost_when_the_primary_dies_under_load(server: RedisServer) -> None:
+    with server.replica() as replica:
+        async with fresh_store(server, wait_replicas=1) as store:
+            load = Load(store)
+            running = load.start()
+            await load.is_under_way()
+            replica.pause()  # what is sent from now on waits before its door
+            await asyncio.to_thread(until, lambda: server.facts("clients")["blocked_clients"] > 0)
+            server.kill()
+            before = list(load.store.acknowledged)
+            replica.go_on()
+            replica.kill()
+            promote(replica, server)
+            later = store.reopen()
+            await assert_is_there(later, before)
+            await later.close()
+            with replica.replica():
+                await load.assert_ended_once(running, store)
 
 
 async def until_told(store: RedisCheckpointStore, run_id: RunId) -> StoredRun:

@@ -100,6 +100,25 @@ class KilledBefore(InTheServer):
         return answers
 
 
+class Disconnected(InTheServer):
+    """An operator ends the connection while the script waits in the server."""
+
+    async def meet(self, write: Write) -> list[Answer]:
+        server = self._scene.server
+        await write._inner.now()  # the first verb marks the store, which is not what is struck
+        server.tell("CLIENT", "PAUSE", 60_000, "WRITE")
+        try:
+            landing = asyncio.ensure_future(write.land())
+            await eventually(self._waits)
+            server.tell("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            return await landing
+        finally:
+            server.tell("CLIENT", "UNPAUSE")
+
+    async def _waits(self) -> bool:
+        return bool(self._scene.server.facts("clients")["blocked_clients"])
+
+
 class KilledAfter(InTheServer):
     """The server dies when the write is on its disk and the answer is on the way, and is started again."""
 
@@ -129,6 +148,7 @@ TROUBLES: dict[str, type[Trouble]] = {
     "its reply is lost": on_the_wire(How.LOST, Way.TO_CLIENT),
     "half of its reply arrives": on_the_wire(How.CUT, Way.TO_CLIENT),
     "its reply vanishes and the connection stays": on_the_wire(How.SILENT, Way.TO_CLIENT),
+    "its connection is ended while its script waits": Disconnected,
     "it lands before it is sent again": Late,
     "it lands behind itself": Behind,
     "the server dies before it gets to it": KilledBefore,

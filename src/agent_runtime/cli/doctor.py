@@ -18,6 +18,7 @@ from agent_runtime.stores.sqlite_file import WAL_RESET_FIXED_IN, has_wal_reset_f
 
 
 def main(*, as_json: bool, store: str | None = None) -> int:
+    """Print it; `store` is the URL of the one to look at, if it is not that of the settings."""
     settings = read_settings(os.environ)
     url = store or settings.database_url
     layout, troubles = _layout_of(url)
@@ -31,7 +32,9 @@ def main(*, as_json: bool, store: str | None = None) -> int:
         "newest_layout": layout.newest or None,
         "key": "set" if settings.checkpoint_key else "in its file, beside the store or in the working directory",
     }
-    warnings = [*_about_sqlite(), *_about_its_place(url), *troubles]
+    failover, about_failover = _about_failover(url) if not troubles or layout.found else ("", [])
+    facts |= {"failover": failover} if failover else {}
+    warnings = [*_about_sqlite(), *_about_its_place(url), *troubles, *about_failover]
     if as_json:
         print(json.dumps({**facts, "warnings": warnings}))
     else:
@@ -79,3 +82,16 @@ def _about_its_place(url: str) -> list[str]:
     except AgentRuntimeError as error:
         return [str(error)]
     return []
+
+
+def _about_failover(url: str) -> tuple[str, list[str]]:
+    """What a failover of a Postgres server keeps, and what is to be done about it."""
+    if not url.startswith(("postgresql:", "postgres:")):
+        return "", []
+    from agent_runtime.stores.postgres_standbys import read_standbys
+
+    try:
+        standbys = asyncio.run(read_standbys(url))
+    except AgentRuntimeError as error:
+        return "cannot be told", [str(error)]
+    return standbys.told, standbys.warnings

@@ -7,6 +7,8 @@ Rules of this file:
 * READ COMMITTED and `synchronous_commit`, set and read back. Rows are locked in the order of run ids.
 * An error either says that nothing was written, by the table of `postgres_errors.py`, or its connection is dropped and
   what follows reads through a fresh one.
+* What can be read after a lost answer need not be durable yet: a commit that was interrupted while it waited for a standby
+  is visible at once. Before it counts as landed, another write has to be acknowledged.
 * A connection is lent for a statement and given back; none is held while a model or a tool is called.
 * The lease clock is the server's, read inside the statement.
 """
@@ -105,6 +107,8 @@ class PostgresCheckpointStore(BatchStore):
         self._clock = clock
         self._sql = Statements(schema, prefix, pooler=pooler)
         self._keys: dict[RunId, int] = {}
+        self._in_doubt: set[RunId] = set()
+        """Runs of which an answer was lost: what is read of them may be on this server alone."""
         self._is_set_up = False
         self._layout = LAYOUT
         self._link = self._make_link()
@@ -173,6 +177,7 @@ class PostgresCheckpointStore(BatchStore):
     async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
         buried = await self._link.write(lambda db: self._bury(db, run_id, guard))
         if buried is None:
+            self._in_doubt.add(run_id)
             return _UNKNOWN
         if buried:
             return _OK
@@ -185,7 +190,13 @@ class PostgresCheckpointStore(BatchStore):
     # Reading.
 
     async def latest(self, run_id: RunId) -> StoredRun | None:
-        return (await self._link.read(lambda db: self._read_runs(db, [run_id]))).get(run_id)
+        found = await self._link.read(lambda db: self._read_runs(db, [run_id]))
+        if run_id in self._in_doubt and found and not await self._is_safe([run_id]):
+            raise StoreUnavailable(
+                f"{self._place} did not say that what it holds of run {run_id!r} is durable: a standby that its commits wait "
+                "for does not answer. It goes on once it does; see synchronous_standby_names"
+            )
+        return found.get(run_id)
 
     async def calls(self, run_id: RunId, *, since: int = 0) -> list[StoredRecord]:
         found = await self._link.read(lambda db: db.fetch(self._sql["select_records"], run_id, since))
@@ -296,9 +307,12 @@ class PostgresCheckpointStore(BatchStore):
     async def _carry_batch(self, batch: list[Placed], keys: Mapping[RunId, int], answers: list[Answer | None]) -> None:
         written = await self._link.write(lambda db: self._write_batch(db, [append for _, append in batch], keys))
         if written is None:
+            self._in_doubt.update(append.row.run_id for _, append in batch)
             for place, _ in batch:
                 answers[place] = _UNKNOWN
             return
+        if self._in_doubt:  # what has landed just now is durable, and all that came before it
+            self._in_doubt.difference_update(batch[i - 1][1].row.run_id for i in written)
         refused = []
         for i, (place, append) in enumerate(batch, start=1):
             posted = written.get(i)
@@ -328,12 +342,29 @@ class PostgresCheckpointStore(BatchStore):
             found = await self._link.read(lambda db: self._read_runs(db, run_ids))
         except AgentRuntimeError:
             found = None
+        landed = []
         for place, append in refused:
             if found is None:
                 answers[place] = _UNKNOWN
-            else:
-                run = found.get(append.row.run_id)
-                answers[place] = why_refused(None if run is None else run.row, append)
+                continue
+            run = found.get(append.row.run_id)
+            answers[place] = answer = why_refused(None if run is None else run.row, append)
+            if answer.kind is AnswerKind.OK:
+                landed.append((place, append.row.run_id))
+        if landed and not await self._is_safe([run_id for _, run_id in landed]):
+            for place, _ in landed:
+                answers[place] = _UNKNOWN
+
+    async def _is_safe(self, run_ids: Sequence[RunId]) -> bool:
+        """Have a write of those runs acknowledged, which changes nothing: then what was read of them before is durable."""
+        try:
+            written = await self._link.write(lambda db: db.fetch(self._sql["make_sure"], sorted(run_ids)))
+        except StoreUnavailable:
+            return False
+        if written is None or len(written) < len(set(run_ids)):
+            return False
+        self._in_doubt.difference_update(run_ids)
+        return True
 
     async def _find_keys(self, run_ids: Sequence[RunId]) -> dict[RunId, int]:
         """The dense keys of those runs that are there."""
@@ -383,7 +414,9 @@ class PostgresCheckpointStore(BatchStore):
         if not found:
             return _FENCED
         [[posted, is_there]] = found
-        return Answer(AnswerKind.OK if is_there else AnswerKind.FENCED, posted)
+        if not is_there:
+            return Answer(AnswerKind.FENCED, posted)
+        return Answer(AnswerKind.OK, posted) if await self._is_safe([run_id]) else _UNKNOWN
 
     async def _bury(self, db: Connection, run_id: RunId, guard: Guard) -> bool:
         async with db.transaction():

@@ -15,6 +15,9 @@ class Fate(Enum):
     UNKNOWN = "nobody knows what of it was written"
 
 
+READ_ONLY = "25006"
+"""A standby, or a setting."""
+
 # By SQLSTATE, else by its class, the first two characters; what stands in neither is unknown. A statement of ours is a
 # transaction: what raises inside it rolls it back. What ends the session may come after the commit.
 FATES = {
@@ -37,7 +40,7 @@ FATES = {
     "24": Fate.UNDONE,
     "25": Fate.UNDONE,
     "25003": Fate.UNDONE,
-    "25006": Fate.REFUSED,  # read-only: a standby, or a setting
+    READ_ONLY: Fate.REFUSED,
     "25P03": Fate.UNKNOWN,  # these two end the session
     "25P04": Fate.UNKNOWN,
     "26": Fate.UNDONE,
@@ -96,10 +99,20 @@ def fate_of(error: BaseException) -> Fate:
     return FATES.get(state) or FATES.get(state[:2]) or Fate.UNKNOWN
 
 
+def leads_to_primary(error: BaseException) -> bool:
+    """Whether the connection that ended a statement so is of use for the next: another server may be found by its name now."""
+    return fate_of(error) is not Fate.UNKNOWN and state_of(error) != READ_ONLY
+
+
+def refused_as_replica(place: str, what: str = "a read replica") -> ReadOnlyStore:
+    """A server that is no store's, since it takes no writes."""
+    return ReadOnlyStore(f"{place} is {what}, and a store is written; name the primary server, or allow writing")
+
+
 def translate(error: BaseException, place: str) -> AgentRuntimeError:
     """The error of ours for one after which nothing is written; `place` names the server, without a password."""
     state, said = state_of(error), _first_line(error)
-    if state == "25006":
+    if state == READ_ONLY:
         return ReadOnlyStore(f"{place} cannot be written ({said}); name the primary server, or allow writing")
     if fate_of(error) is Fate.REFUSED:
         advice = ADVICE.get(state, "find out with psql what this user may do there")

@@ -10,15 +10,19 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
-from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreRefused, StoreUnavailable
-from agent_runtime.stores.postgres_errors import Fate, fate_of, state_of, translate
+from agent_runtime.errors import AgentRuntimeError, InvalidSetting, ReadOnlyStore, StoreRefused, StoreUnavailable
+from agent_runtime.stores.postgres_errors import Fate, fate_of, leads_to_primary, refused_as_replica, state_of, translate
+from agent_runtime.stores.postgres_url import each_host, place_of
 
 T = TypeVar("T")
 
 WRITES_AT_ONCE = 2
 READS_AT_ONCE = 2
 CLOSE_SECONDS = 2.0
+WAITS_FOR_STANDBYS = "SyncRepWaitForLSN"
+"""The function of Postgres that warns, and then reports success, where the wait for a standby was interrupted."""
 APPLICATION = "agent-runtime"
 # For a session of our own. A plan is made once, perhaps while the tables are empty, and has to serve when they are full:
 # by index, row by row. What a frozen process holds locked is let go in time.
@@ -71,6 +75,8 @@ class Held(Connection, Protocol):
 
     def add_termination_listener(self, callback: Callable[[Any], None]) -> None: ...
 
+    def add_log_listener(self, callback: Callable[[Any, Any], None]) -> None: ...
+
 
 class Lender(Protocol):
     """What a store asks of its connections."""
@@ -99,7 +105,8 @@ class Link:
         forget: Callable[[], None],
     ) -> None:
         """`greet` is called with each fresh connection, `forget` when one is dropped: what it did is not known."""
-        self._url = url
+        self._urls = each_host(url)
+        """Each of the hosts; the one that led to the primary last comes first."""
         self._place = place
         self._pooler = pooler
         self._timeout = timeout_seconds
@@ -107,6 +114,8 @@ class Link:
         self._forget = forget
         self._idle: list[Held] = []
         self._kept: list[Held] = []
+        self._interrupted: WeakSet[Held] = WeakSet()
+        """Connections whose last commit did not wait for its standbys to the end."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -119,13 +128,16 @@ class Link:
                 result = await work(connection)
             except Exception as error:
                 fate = fate_of(error)
-                self._take_back(connection, is_sound=fate is not Fate.UNKNOWN)
+                self._take_back(connection, is_sound=leads_to_primary(error))
                 if fate is Fate.UNKNOWN:
                     return None
-                raise translate(error, self._place) from error
+                raise self._refusal(error) from error
             except BaseException:
                 self._drop(connection)
                 raise
+            if connection in self._interrupted:
+                self._drop(connection)
+                return None
             self._take_back(connection, is_sound=True)
             return result
 
@@ -186,9 +198,28 @@ class Link:
         return await self._greeted()
 
     async def _greeted(self) -> Held:
+        """A fresh connection to the first of the hosts that can be written."""
         if self._is_closed:
             raise StoreUnavailable(f"the store at {self._place} was closed; open another")
-        connection = await self._connect()
+        found: list[AgentRuntimeError] = []
+        for url in list(self._urls):
+            try:
+                connection = await self._greeted_at(url)
+            except (StoreUnavailable, ReadOnlyStore) as error:
+                found.append(error)
+                continue
+            if found:
+                self._urls.sort(key=lambda other: other != url)
+            return connection
+        [*others, last] = found
+        if others and not all(isinstance(error, ReadOnlyStore) for error in found):
+            # One of them may be promoted any moment.
+            each = "; ".join(str(error) for error in found)
+            raise StoreUnavailable(f"of the hosts of {self._place} none takes writes now: {each}") from last
+        raise last
+
+    async def _greeted_at(self, url: str) -> Held:
+        connection = await self._connect(url)
         try:
             await self._greet(connection)
         except AgentRuntimeError:
@@ -202,19 +233,34 @@ class Link:
             raise
         return connection
 
-    async def _connect(self) -> Held:
+    async def _connect(self, url: str) -> Held:
         asyncpg = _driver()
         options: dict[str, Any] = {"statement_cache_size": 0} if self._pooler else {"server_settings": SETTINGS}
         try:
             connection: Held = await asyncpg.connect(
-                self._url, timeout=self._timeout, command_timeout=self._timeout, max_cached_statement_lifetime=0, **options
+                url, timeout=self._timeout, command_timeout=self._timeout, max_cached_statement_lifetime=0, **options
             )
         except (asyncpg.InterfaceError, ValueError) as error:
             # Without its cause: the driver may quote the URL.
             raise InvalidSetting(f"{self._place}: the driver refuses the URL ({type(error).__name__}); correct it") from None
+        except asyncpg.TargetServerAttributeNotMatched as error:
+            raise refused_as_replica(place_of(url)) from error
         except Exception as error:
-            raise unreachable(error, self._place) from error
+            raise unreachable(error, place_of(url)) from error
+        connection.add_log_listener(self._hear)
         return connection
+
+    def _hear(self, connection: Held, said: Any) -> None:
+        """What a server says besides its answers, before the answer."""
+        if said.server_source_function == WAITS_FOR_STANDBYS:
+            self._interrupted.add(connection)
+
+    def _refusal(self, error: Exception) -> AgentRuntimeError:
+        """Where there are several hosts, a replica is not the last word: the next try looks for the primary."""
+        refusal = translate(error, self._place)
+        if isinstance(refusal, ReadOnlyStore) and len(self._urls) > 1:
+            return StoreUnavailable(f"{refusal}. Nothing was written; the other hosts are asked next")
+        return refusal
 
     def _take_back(self, connection: Held, *, is_sound: bool) -> None:
         if is_sound and not connection.is_closed() and not self._is_closed:

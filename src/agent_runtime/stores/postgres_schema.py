@@ -6,8 +6,9 @@ import re
 from hashlib import sha256
 from typing import NamedTuple
 
-from agent_runtime.errors import ForeignStore, ReadOnlyStore, StoreRefused
+from agent_runtime.errors import ForeignStore, StoreRefused
 from agent_runtime.stores.layouts import Layout, newer, say_old
+from agent_runtime.stores.postgres_errors import refused_as_replica
 from agent_runtime.stores.postgres_link import Connection
 from agent_runtime.stores.statements import read_statements
 
@@ -105,7 +106,7 @@ async def check_session(connection: Connection, statements: Statements, place: s
     session = Session._make(found)
     if session.is_standby or session.is_read_only:
         what = "a read replica" if session.is_standby else "read-only for this user (default_transaction_read_only)"
-        raise ReadOnlyStore(f"{place} is {what}, and a store is written; name the primary server, or allow writing")
+        raise refused_as_replica(place, what)
     if session.encoding != "UTF8":
         raise StoreRefused(
             f"{place} keeps text as {session.encoding}, expected UTF8; create the database with ENCODING 'UTF8'"

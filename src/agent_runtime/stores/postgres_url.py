@@ -59,6 +59,14 @@ def take_apart(url: str) -> tuple[str, dict[str, Any]]:
     return take_options(url, _READERS)
 
 
+def each_host(url: str) -> list[str]:
+    """The URL once for each of its hosts, in their order."""
+    scheme, mark, rest = url.partition("://")
+    end = min((at for at in (rest.find("/"), rest.find("?")) if at >= 0), default=len(rest))
+    credentials, at, hosts = rest[:end].rpartition("@")
+    return [f"{scheme}{mark}{credentials}{at}{host}{rest[end:]}" for host in hosts.split(",")]
+
+
 def check_names(schema: str, prefix: str) -> None:
     """Refuse a schema or table prefix that is no plain name: both become part of every statement."""
     for option, name, form, most in (

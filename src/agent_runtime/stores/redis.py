@@ -112,6 +112,7 @@ class RedisCheckpointStore(BatchStore):
         self._said = Said()
         self._is_set_up = False
         self._unconfirmed: set[RunId] = set()
+        """Runs of which an answer was lost, or too few replicas had what was written."""
         self._link = Link(
             make_client, timeout_seconds=timeout_seconds, wait_replicas=wait_replicas, clock=clock, greet=self._greet
         )
@@ -177,9 +178,9 @@ class RedisCheckpointStore(BatchStore):
 
     async def latest(self, run_id: RunId) -> StoredRun | None:
         await self.open()
-        if run_id in self._unconfirmed:
-            await self._confirm(run_id)
         [found] = await self._link.read([self._keys.select(run_id, None)])
+        if run_id in self._unconfirmed:  # after the read: a write that comes late may land in between
+            await self._confirm(run_id)
         return self._run(run_id, found)
 
     async def calls(self, run_id: RunId, *, since: int = 0) -> list[StoredRecord]:
@@ -315,9 +316,12 @@ class RedisCheckpointStore(BatchStore):
 
     def _answers(self, appends: Sequence[Append], found: list[Any]) -> list[Answer]:
         answers = self._definite(found)
-        for append, given in zip(appends, found, strict=True):
-            if type(given) is Few and given.value % 4 == 0:
-                self._unconfirmed.add(append.row.run_id)
+        if self._wait_replicas:
+            for append, answer in zip(appends, answers, strict=True):
+                if answer.kind is AnswerKind.UNKNOWN:
+                    self._unconfirmed.add(append.row.run_id)
+                elif answer.kind is AnswerKind.OK:  # and all that came before it
+                    self._unconfirmed.discard(append.row.run_id)
         return answers
 
     async def _write_one(self, command: Command, *, sync: str = "") -> Answer:

@@ -15,13 +15,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from agent_runtime.clock import Clock
 from agent_runtime.errors import AgentRuntimeError, InvalidSetting, StoreUnavailable
 from agent_runtime.stores.postgres import PostgresCheckpointStore
-from agent_runtime.stores.postgres_errors import Fate, fate_of, state_of, translate
-from agent_runtime.stores.postgres_link import READS_AT_ONCE, SETTINGS, WRITES_AT_ONCE, Connection, Lender, unreachable
+from agent_runtime.stores.postgres_errors import Fate, fate_of, leads_to_primary, state_of, translate
+from agent_runtime.stores.postgres_link import (
+    READS_AT_ONCE,
+    SETTINGS,
+    WAITS_FOR_STANDBYS,
+    WRITES_AT_ONCE,
+    Connection,
+    Lender,
+    unreachable,
+)
 from agent_runtime.stores.sqlalchemy_engine import Driver, Source, driver_error
 
 if TYPE_CHECKING:
@@ -109,6 +117,8 @@ class EngineLink:
         self._engine = source.engine(**self._options)
         self._mark = object()
         self._held: WeakSet[Any] = WeakSet()
+        self._interrupted: WeakSet[Any] = WeakSet()
+        """Connections whose last commit did not wait for its standbys to the end."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -122,13 +132,16 @@ class EngineLink:
             except Exception as error:
                 found = driver_error(error)
                 fate = fate_of(found)
-                await self._take_back(connection, is_sound=fate is not Fate.UNKNOWN)
+                await self._take_back(connection, is_sound=leads_to_primary(found))
                 if fate is Fate.UNKNOWN:
                     return None
                 raise translate(found, self._place) from found
             except BaseException:
                 await self._drop(connection)
                 raise
+            if connection.driver in self._interrupted:
+                await self._drop(connection)
+                return None
             await self._take_back(connection, is_sound=True)
             return result
 
@@ -186,6 +199,7 @@ class EngineLink:
 
     async def _meet(self, lent: Lent) -> None:
         self._forget()
+        self._wire.watch(lent.driver, self._interrupted.add)
         try:
             await self._greet(lent)
         except AgentRuntimeError:
@@ -302,6 +316,10 @@ class Wire(ABC):
         """Whether a connection on which nothing is under way is known to be of no use any more."""
 
     @abstractmethod
+    def watch(self, held: Any, on_interrupted: Callable[[Any], None]) -> None:
+        """Call it with the connection where a commit of it did not wait for its standbys to the end."""
+
+    @abstractmethod
     def sever(self, held: Any) -> None:
         """End a connection, so that whoever waits for a statement on it hears of it."""
 
@@ -325,6 +343,13 @@ class AsyncpgWire(Wire):
 
     def is_gone(self, held: Any) -> bool:
         return bool(held.is_closed())
+
+    def watch(self, held: Any, on_interrupted: Callable[[Any], None]) -> None:
+        def hear(connection: Any, said: Any) -> None:
+            if said.server_source_function == WAITS_FOR_STANDBYS:
+                on_interrupted(connection)
+
+        held.add_log_listener(hear)
 
     def sever(self, held: Any) -> None:
         held.terminate()
@@ -354,6 +379,15 @@ class PsycopgWire(Wire):
                 return False
             except OSError:
                 return True
+
+    def watch(self, held: Any, on_interrupted: Callable[[Any], None]) -> None:
+        of = ref(held)  # the handler is held by the connection itself
+
+        def hear(said: Any) -> None:
+            if said.source_function == WAITS_FOR_STANDBYS and (connection := of()) is not None:
+                on_interrupted(connection)
+
+        held.add_notice_handler(hear)
 
     def sever(self, held: Any) -> None:
         with _line(held) as line:

@@ -112,6 +112,12 @@ SELECT pg_is_in_recovery() AS is_standby,
        current_setting('server_encoding') AS encoding,
        current_setting('server_version_num')::integer AS version;
 
+-- read_standbys: which standbys commits shall wait for; how many are connected, how many of these may be looked at by this
+-- user, and how many are waited for
+SELECT current_setting('synchronous_standby_names'), count(*), count(sync_state),
+       count(*) FILTER (WHERE sync_state IN ('sync', 'quorum'))
+FROM pg_stat_replication;
+
 -- find_keys: the dense keys of runs
 SELECT run_id, key FROM {runs} WHERE run_id = ANY ($1::text[]);
 
@@ -270,6 +276,8 @@ FROM (
     ) e
 ) r
 ORDER BY updated_at DESC, run_id DESC LIMIT $4::int8;
+-- make_sure: changes nothing of runs, and once it has its answer all that could be read of them before it is durable, too
+UPDATE {runs} SET updated_at = updated_at WHERE run_id = ANY ($1::text[]) AND {durably} RETURNING key;
 
 -- renew: the owner lives; guarded by epoch and owner alone
 WITH p AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us)

@@ -9,6 +9,8 @@ With pytest, give the cases a store, fresh for each of them:
             yield store
             await store.close()
 
+A store that has connections says how they are ended from outside, by overriding `cut_off`: two cases strike so.
+
 To see the values that an assertion compared, put `pytest.register_assert_rewrite("agent_runtime.testing.store_contract")`
 into your `conftest.py`.
 
@@ -33,6 +35,7 @@ from agent_runtime.testing.store_contract.messages import Noticing, Posting
 from agent_runtime.testing.store_contract.reads import Listing, Reading, Standing
 from agent_runtime.testing.store_contract.recent import Recency
 from agent_runtime.testing.store_contract.rings import Listening
+from agent_runtime.testing.store_contract.strikes import Striking
 from agent_runtime.testing.store_contract.writes import Batching, Writing
 
 __all__ = ["Draft", "Entry", "Report", "StoreContract", "cases", "run_contract"]
@@ -56,6 +59,7 @@ class StoreContract(
     Standing,
     Keeping,
     Crowding,
+    Striking,
 ):
     """All cases. Each takes a store that nothing was written to."""
 
