@@ -373,7 +373,7 @@ class Runs:
             raise CheckpointStoreCorrupt(
                 f"run {row.run_id!r} is not as it was written: its last record is not what its row names"
             )
-        return read_reason(last[1])
+        return read_reason(sealer.show_record(last[1]))
 
 
 _TOLD = {RunStatus.PAUSED: "paused", RunStatus.BLOCKED: IN_DOUBT, RunStatus.CANCELLED: "cancelled"}
