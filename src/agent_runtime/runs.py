@@ -38,6 +38,7 @@ from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.lease import ProcessMark, find_mark, seconds_held
 from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
+from agent_runtime.rekeying import Resealed, reseal, try_to_reseal
 from agent_runtime.run import Backing, RunContext, prefix_of
 from agent_runtime.settlements import Settling
 from agent_runtime.timeline import Call, Timeline, read_timeline
@@ -91,6 +92,8 @@ class Verified:
     run_id: str
     records: int = 0
     why: str = ""
+    key_id: str = ""
+    """The key it is under; empty where that cannot be believed."""
 
     @property
     def holds(self) -> bool:
@@ -255,6 +258,27 @@ class Runs:
         """
         await outside.delete(self._backing, check_run_id(run_id), by=by, force=force, admit=self._admit)
 
+    async def reseal(self, run_id: str | None = None, *, by: str, even_revoked: bool = False) -> Sequence[Resealed]:
+        """Move the run to the active key, with a record that names `by`; or all runs, and then it says of each that it was
+        to move what became of it. One that a worker may hold is left alone, and moves when it is picked up the next time.
+
+        `even_revoked`: also runs under a revoked key, of which you know that they are genuine: `RevokedKey` otherwise.
+        """
+        if run_id is None:
+            return [each async for each in self.reseal_each(by=by, even_revoked=even_revoked) if each.moved or each.why]
+        run = check_run_id(run_id)
+        return [await reseal(self._backing, run, by=by, even_revoked=even_revoked, admit=self._admit)]
+
+    async def reseal_each(self, *, by: str, even_revoked: bool = False) -> AsyncIterator[Resealed]:
+        """The same for every run, one after another. What cannot be moved is reported, and hinders no other."""
+        self._check_operator()
+        async for page in self._pages(None):
+            for row in page:
+                with suppress(CheckpointNotFound, CheckpointConflict):  # deleted since it was listed
+                    yield await try_to_reseal(
+                        self._backing, row.run_id, by=by, even_revoked=even_revoked, admit=self._admit
+                    )  # fmt: skip
+
     async def undo(
         self,
         run_id: str,
@@ -316,7 +340,7 @@ class Runs:
             found = await read_verified(self._backing, run_id)
         except (CheckpointStoreCorrupt, NewerFormat) as error:
             return Verified(run_id, why=str(error))
-        return Verified(run_id, len(found.stored.records))
+        return Verified(run_id, len(found.stored.records), key_id=found.stored.row.key_id)
 
     async def _pages(self, after: str | None) -> AsyncIterator[Sequence[StoredRow]]:
         last = None if after is None else RunId(after)

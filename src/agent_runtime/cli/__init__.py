@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import os
 import sys
 from collections.abc import Sequence
 
 from agent_runtime import __version__
-from agent_runtime.entropy import SYSTEM_ENTROPY
 from agent_runtime.errors import AgentRuntimeError
 
-KEY_SIZE = 32
 EPILOG = "A run id that begins with a dash stands after `--`. Exit code 2: the command line is wrong; else see each command."
 
 
@@ -43,8 +40,9 @@ def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
 
             return supervisor.supervise(chosen)
         case "keygen":
-            print(base64.b64encode(SYSTEM_ENTROPY.draw(KEY_SIZE)).decode())
-            return 0
+            from agent_runtime.cli import keys
+
+            return keys.keygen(chosen)
         case "doctor":
             from agent_runtime.cli import doctor
 
@@ -65,15 +63,16 @@ def _parser() -> argparse.ArgumentParser:
     provision = commands.add_parser("provision", help="work the provisioning agent (as `python -m agent_runtime` does)")
     provision.add_argument("--resume", action="store_true", help="only a run that is stored; to find it taken is no error")
     _add_operating(commands)
-    commands.add_parser("keygen", help="print a fresh checkpoint key, base64")
     doctor = commands.add_parser("doctor", help="say what this machine has, and what is not as it should be")
     doctor.add_argument("--json", action="store_true", help="one JSON line instead of a table")
     return parser
 
 
 def _add_operating(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from agent_runtime.cli.keys import add_keygen
     from agent_runtime.cli.operate import add_commands
     from agent_runtime.supervisor import add_options
 
     add_options(commands.add_parser("supervisor", help="start a worker on every run whose worker died"))
     add_commands(commands)
+    add_keygen(commands)

@@ -6,10 +6,11 @@ import argparse
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, replace
 
-from agent_runtime.cli import decide
+from agent_runtime.cli import decide, keys
 from agent_runtime.cli.decide import add_command, user_name
 from agent_runtime.cli.tables import json_line, print_rows, print_table, printable, told_at
 from agent_runtime.errors import InvalidSetting
@@ -35,6 +36,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     release.add_argument("--by", metavar="NAME", help="who says so; it is recorded (default: the user)")
     verify = add_command(commands, "verify", "open every seal of a run, or of all; exit code 1 where anything is corrupt")
     verify.add_argument("run", metavar="RUN", nargs="?")
+    keys.add_commands(commands)
     decide.add_commands(commands)
 
 
@@ -59,6 +61,8 @@ async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
                 return await _release(runs, chosen)
             case "verify":
                 return await _verify(runs, chosen)
+            case "reseal":
+                return await keys.reseal(runs, chosen)
             case _:
                 return await decide.decide(runs, chosen)
     finally:
@@ -180,12 +184,13 @@ async def _release(runs: Runs, chosen: argparse.Namespace) -> int:
 
 async def _verify(runs: Runs, chosen: argparse.Namespace) -> int:
     count, records, corrupt = 0, 0, 0
+    under: Counter[str] = Counter()
     async for verified in _to_verify(runs, chosen.run):
         count, records, corrupt = count + 1, records + verified.records, corrupt + (not verified.holds)
+        under.update([verified.key_id] if verified.holds else [])
         if chosen.json:
-            print(
-                json_line({"run": verified.run_id, "records": verified.records, "holds": verified.holds, "why": verified.why})
-            )
+            plain = {"run": verified.run_id, "records": verified.records, "holds": verified.holds, "why": verified.why}
+            print(json_line({**plain, "key": verified.key_id}))
         elif not verified.holds:
             _clear_progress()
             print(printable(f"corrupt  {verified.run_id}  {verified.why}"))
@@ -193,6 +198,8 @@ async def _verify(runs: Runs, chosen: argparse.Namespace) -> int:
     _clear_progress()
     if not chosen.json:
         print(f"verified {count} {'run' if count == 1 else 'runs'}, {records} records: {corrupt or 'none'} corrupt")
+        for key_id, runs_under in sorted(under.items()):
+            print(printable(f"under key {key_id}: {runs_under} {'run' if runs_under == 1 else 'runs'}"))
     return 1 if corrupt else 0
 
 

@@ -91,9 +91,14 @@ def _ring_of_one(key: bytes) -> KeyRing:
     return KeyRing({"key": key}, "key")
 
 
-def _check_key(key_id: object, key: object) -> None:
+def check_key_id(key_id: object) -> None:
+    """Refuse what is no id of a key."""
     if not isinstance(key_id, str) or not 1 <= len(key_id) <= MAX_KEY_ID or not key_id.isprintable():
         raise InvalidKey(f"a key id is 1 to {MAX_KEY_ID} printable characters, found {key_id!r}")
+
+
+def _check_key(key_id: object, key: object) -> None:
+    check_key_id(key_id)
     if not isinstance(key, bytes):
         raise InvalidKey(f"key {key_id!r} must be bytes, found {type(key).__name__}")
     if len(key) < MIN_KEY:
