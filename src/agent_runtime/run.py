@@ -27,6 +27,7 @@ from agent_runtime.journal.seal import KeyRing, sealer_for
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
 from agent_runtime.lease import LIVE_OWNERS, claimed_body, heartbeat, own_mark
 from agent_runtime.offload import SYSTEM_OFFLOAD, Job, Offload
+from agent_runtime.redaction import Redact
 
 _log = logging.getLogger("agent_runtime")
 T = TypeVar("T")
@@ -86,6 +87,8 @@ class Backing(NamedTuple):
     stuck_after: float | None = None
     accept_lost_writes: bool = False
     """Whether tools without a repeat rule run although the store may lose what it acknowledged."""
+    redact: Redact | None = None
+    """What is shown of the text of errors, and stored of it."""
 
     @property
     def lease_ms(self) -> int:

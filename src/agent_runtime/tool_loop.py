@@ -35,6 +35,7 @@ from agent_runtime.messages import (
 from agent_runtime.model import Model, ModelFunction, as_model
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.recovery import Found, admit_resume, in_use, reopen
+from agent_runtime.redaction import Redact
 from agent_runtime.run import (
     HEARTBEAT_SECONDS,
     LEASE_SECONDS,
@@ -77,6 +78,7 @@ async def run_tool_loop(
     max_attempts: int = MAX_ATTEMPTS,
     stuck_after: float | None = None,
     accept_lost_writes: bool = False,
+    redact: Redact | None = None,
     crash: CrashPlan = UNARMED,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
@@ -113,7 +115,7 @@ async def run_tool_loop(
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
-        accept_lost_writes=accept_lost_writes, clock=clock, entropy=entropy, offload=offload,
+        accept_lost_writes=accept_lost_writes, redact=redact, clock=clock, entropy=entropy, offload=offload,
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id if run_id is not None else entropy.draw(16).hex())
@@ -154,6 +156,7 @@ async def recover_tool_loop(
     max_attempts: int = MAX_ATTEMPTS,
     stuck_after: float | None = None,
     accept_lost_writes: bool = False,
+    redact: Redact | None = None,
     crash: CrashPlan = UNARMED,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
@@ -174,7 +177,7 @@ async def recover_tool_loop(
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
-        accept_lost_writes=accept_lost_writes, clock=clock, entropy=entropy, offload=offload,
+        accept_lost_writes=accept_lost_writes, redact=redact, clock=clock, entropy=entropy, offload=offload,
     )  # fmt: skip
     ask = as_model(model)
     known_id = check_run_id(run_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import Any
 
 from agent_runtime import Outcome, ToolError
 from agent_runtime.clock import Clock
@@ -69,9 +70,10 @@ def model() -> Script:
     return Script([("echo", {"text": MARKER}), ("refuse", {"text": MARKER})], [("ask", {"text": MARKER})], f"done {MARKER}")
 
 
-async def tell(store: CheckpointStore, ring: KeyRing) -> dict[str, object]:
+async def tell(store: CheckpointStore, ring: KeyRing, **options: Any) -> dict[str, object]:
     """Work the runs, each through a death, and give what they came to."""
-    place, runs, key = At(store), Runs(store, checkpoint_key=ring), {"checkpoint_key": ring}
+    place, runs = At(store), Runs(store, checkpoint_key=ring)
+    key: dict[str, Any] = {"checkpoint_key": ring, **options}
     told: dict[str, object] = {}
 
     await Worker(place).killed_at(CrashPoint.AFTER_CALL, 0).run_and_die(model(), registry(), "a", messages=MARKER, **key)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime.cli import main
+from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import InvalidKey, InvalidSetting
 from agent_runtime.journal.keys import THE_ONE, KeyRing, parse_ring, write_key
-from tests.keys.rings import KEYS, NEW_KEY, OLD_KEY
-from tests.processes.job import Job
-from tests.processes.test_operating import command
+from tests.bench import Bench, Place, Script, Worker
+from tests.keys.rings import KEYS, NEW_KEY, OLD, OLD_KEY
 
 OLD_TEXT, NEW_TEXT = (base64.b64encode(key).decode() for key in KEYS.values())
 
@@ -87,24 +89,52 @@ def test_keygen_prints_what_stands_in_the_setting(
     assert "printable" in capsys.readouterr().err
 
 
-def test_a_ring_is_turned_from_the_command_line_step_by_step(tmp_path: Path) -> None:
-    job = Job(tmp_path)
+Say = Callable[..., tuple[int, list[str]]]
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Runs a command on the store `runs.db` under a key, in this process; gives its exit code and its lines."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", "sqlite:///runs.db")
+
+    def run(key: str, *words: str) -> tuple[int, list[str]]:
+        monkeypatch.setenv("CHECKPOINT_KEY", key)
+        code = main(words)
+        said = capsys.readouterr()
+        return code, (said.out + said.err).splitlines()
+
+    return run
+
+
+def test_a_ring_is_turned_from_the_command_line_step_by_step(tmp_path: Path, say: Say) -> None:
     for name, key in KEYS.items():
         write_key(tmp_path / f"{name}.key", key)
-    old, new = "old=file:old.key", "new=file:new.key"
-    assert job.run(RUN_ID="whole", CHECKPOINT_KEY=old).code == 0
-    assert job.run(RUN_ID="dead", CHECKPOINT_KEY=old, CRASH_AT="after_call").code == 1
+    old, new = (f"{name}=file:{name}.key" for name in KEYS)
+    asyncio.run(leave_two_runs(tmp_path))
     both = f"{old},{new},encrypts=new"
-    assert command(job, "verify", CHECKPOINT_KEY=both).stdout.splitlines()[1:] == ["under key old: 2 runs"]
-    revoked = command(job, "reseal", CHECKPOINT_KEY=f"{both},revoked=old")
-    assert (revoked.returncode, revoked.stdout.splitlines()[-1]) == (1, "0 of 2 runs moved; left as they were: 2")
-    said = command(job, "reseal", "--json", "--by", "ana", CHECKPOINT_KEY=both)
-    lines = [json.loads(line) for line in said.stdout.splitlines()]
-    assert [(each["run"], each["was"], each["now"], each["moved"]) for each in lines] == [
+    assert say(both, "verify")[1][1:] == ["under key old: 2 runs"]
+    code, lines = say(f"{both},revoked=old", "reseal")
+    assert (code, lines[-1]) == (1, "0 of 2 runs moved; left as they were: 2")
+    moved = [json.loads(line) for line in say(both, "reseal", "--json", "--by", "ana")[1]]
+    assert [(each["run"], each["was"], each["now"], each["moved"]) for each in moved] == [
         ("dead", "old", "new", True), ("whole", "old", "new", True),
     ]  # fmt: skip
-    again = command(job, "reseal", CHECKPOINT_KEY=both)
-    assert (again.returncode, again.stdout) == (0, "0 of 2 runs moved; left as they were: none\n")
-    assert command(job, "verify", CHECKPOINT_KEY=f"{both},revoked=old").stdout.splitlines()[1:] == ["under key new: 2 runs"]
-    assert job.run(RUN_ID="dead", CHECKPOINT_KEY=f"{both},revoked=old").code == 0
-    assert "UnknownKey" in command(job, "show", "dead", CHECKPOINT_KEY=new).stderr
+    assert say(both, "reseal") == (0, ["0 of 2 runs moved; left as they were: none"])
+    assert say(f"{both},revoked=old", "verify")[1][1:] == ["under key new: 2 runs"]
+    assert {json.loads(line)["key"] for line in say(both, "verify", "--json")[1]} == {"new"}
+    code, [refused] = say(f"{new},encrypts=new", "show", "dead")
+    assert (code, "UnknownKey" in refused, "'old'" in refused) == (1, True, True)
+    shown = "\n".join(say(both, "show", "dead", "--redact", "amount")[1])
+    assert ("4711" in shown, "[redacted]" in shown, "rekeyed" in shown) == (False, True, True)
+    assert "4711" in "\n".join(say(both, "show", "dead")[1])
+
+
+async def leave_two_runs(folder: Path) -> None:
+    """One that is done and one whose worker died, under the old key."""
+    place, model = Place("sqlite", folder), Script([("charge_i", {"amount": 4711})], "done")
+    place.is_tampered = True
+    await Worker(place).run(model, Bench().registry, "whole", checkpoint_key=OLD)
+    dying = Worker(place).killed_at(CrashPoint.AFTER_CALL)
+    await dying.run_and_die(model, Bench().registry, "dead", checkpoint_key=OLD)
+    await place.close()
