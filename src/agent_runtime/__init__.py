@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         NotInDoubt,
         NotSent,
         RecoveryNeedsDecision,
+        RevokedKey,
         SettlementRefused,
         StepLimitReached,
         StoreRefused,
@@ -58,9 +59,10 @@ if TYPE_CHECKING:
     from agent_runtime.flow.runner import FlowResult, FlowRunner
     from agent_runtime.flow.state import append, extend
     from agent_runtime.flow.superstep import NodeError
-    from agent_runtime.journal.seal import KeyRing
+    from agent_runtime.journal.keys import KeyRing
     from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
     from agent_runtime.model import Model
+    from agent_runtime.redaction import Part, redact_all, redact_names, redact_pattern
     from agent_runtime.run import RunContext
     from agent_runtime.runs import Runs
     from agent_runtime.settlements import Outcome, Rerun
@@ -75,9 +77,9 @@ _HOMES = {
     "errors": (
         "AgentRuntimeError", "CallFailed", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt",
         "FlowError", "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict",
-        "NotInDoubt", "NotSent", "RecoveryNeedsDecision", "RunQuarantined", "SettlementRefused", "StepLimitReached",
-        "StoreRefused", "StoreUnavailable", "ToolDefinitionError", "ToolError", "UnknownKey", "UnknownTool", "Unrecordable",
-        "VerdictRefused",
+        "NotInDoubt", "NotSent", "RecoveryNeedsDecision", "RevokedKey", "RunQuarantined", "SettlementRefused",
+        "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolDefinitionError", "ToolError", "UnknownKey",
+        "UnknownTool", "Unrecordable", "VerdictRefused",
     ),
     "events": ("Event", "Sink"),
     "executor": ("Executor",),
@@ -87,9 +89,10 @@ _HOMES = {
     "flow.runner": ("FlowResult", "FlowRunner"),
     "flow.state": ("append", "extend"),
     "flow.superstep": ("NodeError",),
-    "journal.seal": ("KeyRing",),
+    "journal.keys": ("KeyRing",),
     "messages": ("Message", "Reply", "ToolCall", "ToolSpec"),
     "model": ("Model",),
+    "redaction": ("Part", "redact_all", "redact_names", "redact_pattern"),
     "run": ("RunContext",),
     "runs": ("Runs",),
     "settlements": ("Outcome", "Rerun"),
@@ -104,10 +107,11 @@ __all__ = [
     "CheckpointStoreCorrupt", "Doubt", "Event", "Executor", "Flow", "FlowError", "FlowResult", "FlowRunner", "HistorySink",
     "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict", "KeyRing",
     "LogSink", "LoopResult", "Message", "Model", "NodeError", "NodeRun", "NotInDoubt", "NotSent", "Outcome",
-    "RecoveryNeedsDecision", "Reply", "Rerun", "RunContext", "RunQuarantined", "Runs", "SettlementRefused", "Sink",
+    "Part", "RecoveryNeedsDecision", "Reply", "Rerun", "RevokedKey", "RunContext", "RunQuarantined", "Runs",
+    "SettlementRefused", "Sink",
     "StepLimitReached", "StoreRefused", "StoreUnavailable", "ToolCall", "ToolDefinitionError", "ToolError", "ToolRegistry",
     "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "Verdict", "VerdictRefused", "__version__", "append", "extend",
-    "idempotency_key", "recover_tool_loop", "run_tool_loop",
+    "idempotency_key", "recover_tool_loop", "redact_all", "redact_names", "redact_pattern", "run_tool_loop",
 ]  # fmt: skip
 
 
