@@ -19,6 +19,7 @@ from typing import NamedTuple
 from agent_runtime.clock import SYSTEM_CLOCK, milliseconds
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import (
+    AFTER_THE_END,
     NO_OWNER,
     NO_SEAL,
     RunStatus,

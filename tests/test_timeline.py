@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from agent_runtime import Outcome, Runs, ToolRegistry
+from pydantic import BaseModel
+
+from agent_runtime import Call as FlowCall
+from agent_runtime import Executor, Flow, FlowRunner, Outcome, Runs, ToolRegistry
 from agent_runtime.approvals import ApprovalRequest, Verdict
+from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import RecoveryNeedsDecision
 from agent_runtime.ids import RunId
@@ -15,6 +19,10 @@ from agent_runtime.timeline import read_timeline
 from tests.bench import KEY, RING, Asked, Bench, Killed, Place, Script, Worker, error_of, expect_death
 
 CHARGE: list[Asked] = [("charge", {"amount": 5})]
+
+
+class Order(BaseModel):
+    note: str = ""
 
 
 async def test_a_run_is_told_claim_by_claim_with_its_decisions_calls_attempts_doubts_and_end(place: Place) -> None:
@@ -141,3 +149,49 @@ async def test_a_call_that_was_being_asked_about_when_its_worker_died_waits_and_
     told = (await runs.show("run")).timeline
     assert (told.pending, told.cancelled) == ([], {"by": "ana", "why": "enough"})
     assert told.segments[-1].left == "ended it: cancelled by ana (enough)"
+
+
+async def test_each_attempt_is_told_with_its_times_and_what_a_recovery_saved(place: Place) -> None:
+    bench, runs = Bench(), Runs(place.open(), checkpoint_key=KEY)
+    model = Script(CHARGE, CHARGE, "done")
+    before = SYSTEM_CLOCK.now_ms()
+    await Worker(place).killed_at(CrashPoint.AFTER_CALL, 1).run_and_die(model, bench.registry)
+    await error_of(Worker(place).recover(model, bench.registry))
+    await Worker(place).recover(model, bench.registry, rerun_in_doubt=True)
+    told = (await runs.show("run")).timeline
+    assert told.opened["input"]["messages"][0]["role"] == "user"
+    assert told.was_recovered
+    assert [segment.is_recovery for segment in told.segments] == [False, True, True]
+    first, second = told.calls["0"], told.calls["1"]
+    assert [(each.attempt, each.epoch, each.ended) for each in second.tries] == [(1, 1, ""), (2, 3, "done")]
+    assert second.tries[0].ended_ms is None
+    assert (first.replays, second.replays) == ([2, 3], [])
+    times = [moment for each in (first, second) for one in each.tries for moment in (one.started_ms, one.ended_ms)]
+    known = [each for each in times if each is not None]
+    assert before <= known[0]
+    assert known == sorted(known)
+    assert len(known) == 5
+    assert [segment.began_ms is not None and segment.last_ms is not None for segment in told.segments] == [True] * 3
+    assert (told.model_requests, told.saved.decisions, told.saved.calls) == (3, 4, 2)
+
+
+async def test_a_flow_is_told_with_its_graph_and_how_far_it_has_come(place: Place) -> None:
+    registry = ToolRegistry()
+
+    @registry.tool(idempotent=True)
+    async def pay(amount: int) -> str:
+        return "paid"
+
+    flow = (
+        Flow("order", state=Order)
+        .node("look", lambda order: {"note": "seen"})
+        .node("pay", FlowCall("pay", args=lambda order: {"amount": 5}, into="note"))
+        .edge("look", "pay")
+        .end("pay")
+    )
+    store = place.open()
+    await FlowRunner(Executor(registry), checkpoints=store, checkpoint_key=KEY).run(flow, Order(), run_id="order")
+    told = (await Runs(store, checkpoint_key=KEY).show("order")).timeline
+    assert list(told.graph["nodes"]) == ["look", "pay"]
+    assert told.visits == {"look": 1, "pay": 1}
+    assert told.opened["input"]["state"] == {"note": ""}

@@ -164,6 +164,23 @@ def _what_is(value: object) -> str:
     return f"a value of type {type(value).__module__}.{type(value).__qualname__}"
 
 
+_AT = b',"at":'
+
+
+def timed(body: bytes, at_ms: int) -> bytes:
+    """The bytes of an object with one more field, its last: when it was written, in milliseconds UTC."""
+    return b'%b,"at":%d}' % (body[:-1], at_ms)
+
+
+def untimed(body: bytes) -> bytes:
+    """The bytes without what `timed` added; as they are where it added nothing."""
+    at = body.rfind(_AT, -_LONGEST_AT)
+    return body[:at] + b"}" if at >= 0 and body[at + len(_AT) : -1].isdigit() else body
+
+
+_LONGEST_AT = len(_AT) + 20
+
+
 class Shape:
     """How values of one declared type are recorded."""
 

@@ -26,6 +26,7 @@ def read_ending(body: bytes, tool: Tool | None, *, is_settled: bool = False) -> 
     `is_settled`: somebody else than the tool says what it gave. Where that is none of the declared type it is plain data,
     too: the run goes on, and whoever takes the value judges it, as a flow's state does.
     """
+    body = codec.untimed(body)
     if body.startswith(_RESULT):
         data = body[len(_RESULT) : -1]
         if tool is None or tool.result.is_plain or (is_settled and not tool.result.fits(data)):

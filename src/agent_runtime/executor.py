@@ -226,7 +226,7 @@ def note_ending(
     run: Run, call: CallId, attempt: int, body: bytes, siblings: Siblings, told: Mapping[str, object] | None
 ) -> bool:
     """Note a call's ending; whether it is to be written by itself: while a sibling is still on its way."""
-    run.note(RecordKind.DONE, call, attempt, body)
+    run.note(RecordKind.DONE, call, attempt, codec.timed(body, run.now_ms()))
     if told is not None and run.has_sinks:
         run.announce_when_committed("call.done", told)
     siblings.running -= 1
@@ -315,7 +315,8 @@ class _Attempts:
                 await self._note_unrecordable(trouble)
                 return None
             case Unsent(error):
-                self.run.note(RecordKind.UNSENT, self.call, self.attempt, error_body(error, self.run.backing.redact))
+                body = error_body(error, self.run.backing.redact)
+                self.run.note(RecordKind.UNSENT, self.call, self.attempt, codec.timed(body, self.run.now_ms()))
                 if self.tries_left <= 0:
                     return error_body(error, self.run.backing.redact)
                 await self.run.barrier()
@@ -337,7 +338,8 @@ class _Attempts:
     async def _note_unrecordable(self, error: Unrecordable) -> None:
         """It happened, and what it gave cannot be stored: in doubt, and never forgotten."""
         self.unrecordable += 1
-        self.run.note(RecordKind.UNRECORDABLE, self.call, self.attempt, error_body(error, self.run.backing.redact))
+        body = error_body(error, self.run.backing.redact)
+        self.run.note(RecordKind.UNRECORDABLE, self.call, self.attempt, codec.timed(body, self.run.now_ms()))
         await self.run.barrier()
         self._announce_doubt(str(error))
         if not self._may_repeat() or self.unrecordable >= MOST_UNRECORDABLE:

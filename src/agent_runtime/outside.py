@@ -366,7 +366,7 @@ async def _settle_ended(backing: Backing, found: Found, said: Said) -> None:
     """One more record of a run that has ended, under the key that it is under."""
     row = found.stored.row
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id, key_id=row.key_id)
-    body = settled_body(said)
+    body = codec.timed(settled_body(said), backing.clock.now_ms())
     await append_to_ended(
         backing, found, sealer, lambda journal: journal.note(RecordKind.SETTLED, said.call, said.attempt, body)
     )  # fmt: skip

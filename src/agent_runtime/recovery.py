@@ -221,7 +221,7 @@ def claiming(
     is_owner_gone = row.owner != NO_OWNER and is_dead(found.mark, row.owner)
     journal.opened_seal = found.stored.records[0].seal
     body = claimed_body(own_mark().pid, why, is_owner_gone=is_owner_gone)
-    more = {"heard": hint_ms(row), **({} if over is None else over.to_plain())}
+    more = {"heard": hint_ms(row), **({} if over is None else over.to_plain()), "at": backing.clock.now_ms()}
     journal.note(RecordKind.CLAIMED, body=body[:-1] + b"," + codec.encode(more)[1:])
     return journal
 

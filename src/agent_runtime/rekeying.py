@@ -46,7 +46,7 @@ class Resealed:
 
 async def reseal(backing: Backing, run_id: RunId, *, by: str, even_revoked: bool, admit: Admit) -> Resealed:
     """Move a run to the active key. `CheckpointStoreCorrupt` where it is not as it was written, and `RevokedKey`."""
-    body = codec.encode({"by": require_text("by", by)})
+    body = codec.timed(codec.encode({"by": require_text("by", by)}), backing.clock.now_ms())
     if even_revoked:
         backing = backing._replace(ring=backing.ring.trusting_revoked())
     active = backing.ring.active

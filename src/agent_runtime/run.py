@@ -241,7 +241,7 @@ class Run:
 
     async def end(self, status: RunStatus, body: bytes) -> None:
         """The run's last record. It is final when this returns."""
-        self.note(RecordKind.ENDED, body=body)
+        self.note(RecordKind.ENDED, body=codec.timed(body, self.now_ms()))
         self.journal.move_to_next_step()
         self.journal.set_status(status)
         self.journal.give_back()
@@ -254,7 +254,7 @@ class Run:
         """
         if not counts and self.journal.attempts > 0:
             self.journal.attempts -= 1
-        self.note(RecordKind.RELEASED, body=codec.encode({"why": why, **self._threads()}))
+        self.note(RecordKind.RELEASED, body=codec.encode({"why": why, **self._threads(), "at": self.now_ms()}))
         self.journal.set_status(status, wake_at=wake_at)
         if not self.has_running_thread:
             self.journal.give_back()
@@ -263,7 +263,7 @@ class Run:
     async def cancel(self, by: str, why: str) -> None:
         """End the run by somebody's word. What is in doubt stays so, and can be settled afterwards."""
         said = {"by": by, "why": why}
-        self.note(RecordKind.CANCELLED, body=codec.encode(said))
+        self.note(RecordKind.CANCELLED, body=codec.encode({**said, "at": self.now_ms()}))
         await self.barrier_if_each()
         await self.end(RunStatus.CANCELLED, codec.encode({"status": "cancelled", **said, **self._threads()}))
         self.announce("run.cancelled", {"kind": self.journal.kind, "step": self.journal.step, **said})
@@ -317,7 +317,7 @@ class Run:
             return
         place = {"epoch": journal.epoch, "opened": journal.opened_seal.hex()}
         late = [
-            {**place, "call": call, "attempt": attempt, "ending": codec.decode(body)}
+            {**place, "call": call, "attempt": attempt, "ending": codec.decode(codec.untimed(body))}
             for kind, call, attempt, body in journal.lost()
             if kind == RecordKind.DONE and attempt and not is_reply(call)
         ]
@@ -326,7 +326,7 @@ class Run:
 
     async def set_aside(self, why: str, attempts: int) -> None:
         """Quarantine the run after so many claims that came to nothing: no worker touches it until it is released."""
-        self.note(RecordKind.QUARANTINED, body=codec.encode({"why": why, "attempts": attempts}))
+        self.note(RecordKind.QUARANTINED, body=codec.encode({"why": why, "attempts": attempts, "at": self.now_ms()}))
         self.journal.set_status(RunStatus.QUARANTINED)
         self.journal.give_back()
         await self.barrier()
@@ -402,7 +402,7 @@ def start(
         **({} if keys_of is None else {"keys_of": keys_of}),
     }
     journal.note(RecordKind.OPENED, body=codec.encode_checked(opened))
-    journal.note(RecordKind.CLAIMED, body=claimed_body(own_mark().pid, "start"))
+    journal.note(RecordKind.CLAIMED, body=codec.timed(claimed_body(own_mark().pid, "start"), backing.clock.now_ms()))
     run = Run(backing, journal, opened=opened, lives={}, recovering=False)
     if run.has_sinks:
         run.announce_when_committed("run.started", {"kind": kind, "step": 0})

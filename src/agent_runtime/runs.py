@@ -162,7 +162,7 @@ class Runs:
     async def show(self, run_id: str) -> RunReport:
         """What happened to a run, every seal checked. `CheckpointNotFound`, `CheckpointStoreCorrupt`."""
         found = await self._read(run_id)
-        timeline = read_timeline(found.stored.records)
+        timeline = read_timeline(found.stored.records, found.stored.checkpoint)
         return RunReport(await self._describe(found, timeline), timeline)
 
     async def verify(self, run_id: str | None = None) -> Sequence[Verified]:

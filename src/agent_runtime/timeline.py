@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_runtime import codec
 from agent_runtime.ids import is_reply
-from agent_runtime.journal.records import RecordKind, StoredRecord
+from agent_runtime.journal.records import RecordKind, StoredCheckpoint, StoredRecord
 from agent_runtime.journal.states import IN_DOUBT, MOVES, SETTLEMENT_MOVES, WAITING, CallState, Settlement, after
 
 
@@ -25,6 +25,8 @@ class Moment:
     call: str = ""
     attempt: int = 0
     details: Mapping[str, object] = field(default_factory=dict)
+    at_ms: int | None = None
+    """When it was written, in milliseconds UTC by its writer's clock; None where the record does not say."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,34 @@ class Segment:
     left: str = ""
     """How the owner let the run go; empty where it never said."""
     moments: list[Moment] = field(default_factory=list)
+    began_ms: int | None = None
+    last_ms: int | None = None
+    """The last moment of which the owner wrote, or at which the next one says that it was heard."""
+
+    @property
+    def is_recovery(self) -> bool:
+        """Whether a worker went on with what others had left."""
+        return self.why in _RECOVERIES
+
+    @property
+    def is_work(self) -> bool:
+        """Whether a worker held the run; else somebody wrote to it from outside."""
+        return self.is_recovery or self.why == "start"
+
+
+_RECOVERIES = ("recovery", "take over")
+
+
+@dataclass(slots=True)
+class Try:
+    """One attempt at a call, from its intent to its ending."""
+
+    attempt: int
+    epoch: int
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    ended: str = ""
+    """`done`, `unsent` or `unrecordable`; empty where its worker never said."""
 
 
 @dataclass(slots=True)
@@ -55,6 +85,20 @@ class Call:
     """What a person answered to its request: `decision`, `by`, `note`, and the `args` of an edit."""
     settled: Mapping[str, object] = field(default_factory=dict)
     """How it was settled last while it was in doubt: `how`, `by` (a person, its probe, its worker that was late), `why`."""
+    tries: list[Try] = field(default_factory=list)
+    replays: list[int] = field(default_factory=list)
+    """The epochs of the workers that found its ending on record, and did not make it again."""
+    asked_ms: int | None = None
+    """When a person was asked."""
+    decided_ms: int | None = None
+    """When the verdict was written down."""
+    settled_ms: int | None = None
+
+    @property
+    def usage(self) -> Mapping[str, int]:
+        """What a decision cost, as its model tells."""
+        usage = self.outcome.get("usage")
+        return {name: n for name, n in usage.items() if type(n) is int} if isinstance(usage, dict) else {}
 
     @property
     def is_decision(self) -> bool:
@@ -71,6 +115,14 @@ class Call:
         return self.state in WAITING
 
 
+class Saved(NamedTuple):
+    """What was on record and not done again: decisions of models, calls of tools, and what those decisions had cost."""
+
+    decisions: int
+    calls: int
+    usage: Mapping[str, int]
+
+
 @dataclass(slots=True)
 class Timeline:
     """What happened to a run, from its first record to its last."""
@@ -82,6 +134,37 @@ class Timeline:
     cancelled: Mapping[str, object] | None = None
     """By whom and why the run was cancelled."""
     ended: Mapping[str, object] | None = None
+    opened: Mapping[str, Any] = field(default_factory=dict)
+    """What the run was given: its `input`, its `context` (user, thread, principal), the `namespace` of its keys."""
+    graph: Mapping[str, Any] = field(default_factory=dict)
+    """The graph of a flow as plain data, as it was described or migrated last; empty for a loop."""
+    visits: Mapping[str, int] = field(default_factory=dict)
+    """How often a flow has been at each node, at its last checkpoint."""
+    frontier: Sequence[str] = ()
+    """Where a flow goes on from its last checkpoint."""
+
+    @property
+    def model_requests(self) -> int:
+        """How many requests to models were written down before they were made; a lost one counts."""
+        return sum(len(call.tries) for call in self.decisions)
+
+    @property
+    def usage(self) -> Mapping[str, int]:
+        """What all decisions cost, as their models tell."""
+        return _summed(call.usage for call in self.decisions)
+
+    @property
+    def saved(self) -> Saved:
+        """What those who recovered the run did not do again."""
+        kept = [(call, len(call.replays)) for call in self.calls.values() if call.replays]
+        tokens = _summed({name: n * times for name, n in call.usage.items()} for call, times in kept if call.is_decision)
+        decisions = sum(times for call, times in kept if call.is_decision)
+        return Saved(decisions, sum(times for _, times in kept) - decisions, tokens)
+
+    @property
+    def was_recovered(self) -> bool:
+        """Whether a worker went on with what another had left."""
+        return any(segment.is_recovery for segment in self.segments)
 
     @property
     def decisions(self) -> Sequence[Call]:
@@ -97,20 +180,23 @@ class Timeline:
         return [call for call in self.calls.values() if call.is_waiting and self.ended is None]
 
 
-def read_timeline(records: Iterable[StoredRecord]) -> Timeline:
-    """Fold verified records into what happened."""
+def read_timeline(records: Iterable[StoredRecord], checkpoint: StoredCheckpoint | None = None) -> Timeline:
+    """Fold verified records into what happened. The checkpoint tells how far a flow has come."""
     timeline = Timeline()
     for record in records:
-        details = _details(record)
+        details, at_ms = _details(record)
         segment = _segment(timeline, record)
+        if at_ms is not None:
+            segment.last_ms = at_ms if segment.last_ms is None else max(at_ms, segment.last_ms)
         if record.call and record.kind != RecordKind.REKEYED:
-            _live_on(timeline, record, details)
+            _live_on(timeline, record, details, at_ms)
             if record.kind == RecordKind.SETTLED and segment.why == "settlement":
                 how = str(details.get("how", "")).replace("_", " ")
                 segment.left = f"settled call {record.call} as {how}, by {_by(details)}"
         else:
             _note_own(timeline, segment, record, details)
-        segment.moments.append(Moment(record.number, _what(record.kind), record.call, record.attempt, details))
+        segment.moments.append(Moment(record.number, _what(record.kind), record.call, record.attempt, details, at_ms))
+    _read_position(timeline, checkpoint)
     return timeline
 
 
@@ -122,9 +208,18 @@ def _segment(timeline: Timeline, record: StoredRecord) -> Segment:
 
 def _note_own(timeline: Timeline, segment: Segment, record: StoredRecord, details: Mapping[str, Any]) -> None:
     match record.kind:
+        case RecordKind.OPENED:
+            timeline.opened = _plain_object(record.body)
+            timeline.graph = _mapping(_mapping(timeline.opened, "input"), "graph")
+        case RecordKind.MIGRATED:
+            timeline.graph = _mapping(details, "graph") or timeline.graph
         case RecordKind.CLAIMED:
             segment.host = str(details.get("host", "")).split("/")[0]
             segment.pid, segment.why = details.get("pid"), str(details.get("why", ""))
+            segment.began_ms = segment.last_ms
+            _note_heard(timeline, details.get("heard"))
+            if segment.is_recovery:
+                _note_replays(timeline, segment.epoch)
         case RecordKind.RELEASED:
             by = details.get("by")
             segment.left = f"released by {by}" if by else f"gave it back: {details.get('why', '')}"
@@ -144,25 +239,71 @@ def _note_own(timeline: Timeline, segment: Segment, record: StoredRecord, detail
             return
 
 
-def _live_on(timeline: Timeline, record: StoredRecord, details: Mapping[str, Any]) -> None:
+def _note_heard(timeline: Timeline, heard_ms: object) -> None:
+    """The owner before was heard then: later than its last record tells, where it waited for something."""
+    before = timeline.segments[-2] if len(timeline.segments) > 1 else None
+    if before is not None and not before.left and type(heard_ms) is int:
+        before.last_ms = max(heard_ms, before.last_ms or 0)
+
+
+def _note_replays(timeline: Timeline, epoch: int) -> None:
+    for call in timeline.calls.values():
+        if call.state is CallState.DONE:
+            call.replays.append(epoch)
+
+
+def _live_on(timeline: Timeline, record: StoredRecord, details: Mapping[str, Any], at_ms: int | None) -> None:
     call = timeline.calls.setdefault(record.call, Call(record.call))
     match record.kind:
         case RecordKind.PENDING:
             call.tool, call.args = str(details.get("tool", "")), _mapping(details, "sent")
+            call.asked_ms = at_ms
         case RecordKind.VERDICT:
             told = ("decision", "by", "note", "args")
             call.verdict = {name: details[name] for name in told if details.get(name) not in (None, "")}
+            call.decided_ms = at_ms
         case RecordKind.STARTED:
             call.attempts = record.attempt
             call.tool, call.args = str(details.get("tool", "")), _mapping(details, "args")
+            call.tries.append(Try(record.attempt, record.epoch, at_ms))
         case RecordKind.SETTLED:
             call.settled = {name: details.get(name, "") for name in ("how", "by", "why")}
-            call.outcome = _mapping(details, "ending")
+            call.outcome, call.settled_ms = _mapping(details, "ending"), at_ms
         case RecordKind.DONE:
             call.outcome = details
+            _end_try(call, record, "done", at_ms)
+        case RecordKind.UNSENT:
+            _end_try(call, record, "unsent", at_ms)
+        case RecordKind.UNRECORDABLE:
+            _end_try(call, record, "unrecordable", at_ms)
         case _:
             pass
     call.state = _state_after(call.state, record.kind, details) or call.state
+
+
+def _end_try(call: Call, record: StoredRecord, how: str, at_ms: int | None) -> None:
+    for each in reversed(call.tries):
+        if each.attempt == record.attempt:
+            each.ended, each.ended_ms = how, at_ms
+            return
+
+
+def _read_position(timeline: Timeline, checkpoint: StoredCheckpoint | None) -> None:
+    if checkpoint is None or not timeline.graph:
+        return
+    plain = _plain_object(checkpoint.body)
+    visits, frontier = plain.get("visits"), plain.get("frontier")
+    if isinstance(visits, dict) and isinstance(frontier, list):
+        timeline.visits = {name: n for name, n in visits.items() if type(n) is int}
+        timeline.frontier = [str(name) for name in frontier]
+
+
+def _summed(usages: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
+    total: dict[str, int] = {}
+    for usage in usages:
+        for name, n in usage.items():
+            total[name] = total.get(name, 0) + n
+    return total
 
 
 def _by(said: Mapping[str, object]) -> str:
@@ -193,12 +334,23 @@ def _what(kind: int) -> str:
     return RecordKind(kind).name.lower() if kind in RecordKind._value2member_map_ else f"kind {kind}"
 
 
-def _details(record: StoredRecord) -> Mapping[str, object]:
-    """The body as plain data, under a name of its own where it is no object."""
+def _details(record: StoredRecord) -> tuple[Mapping[str, object], int | None]:
+    """The body as plain data, under a name of its own where it is no object; and when it was written."""
     if not record.body or record.kind in _OPAQUE:
-        return {}
+        return {}, None
     try:
         plain = codec.decode(record.body)
     except (ValueError, RecursionError):
-        return {"unreadable": f"{len(record.body)} bytes"}
-    return plain if isinstance(plain, dict) else {"value": plain}
+        return {"unreadable": f"{len(record.body)} bytes"}, None
+    if not isinstance(plain, dict):
+        return {"value": plain}, None
+    at_ms = plain.pop("at", None)
+    return plain, at_ms if type(at_ms) is int else None
+
+
+def _plain_object(body: bytes) -> Mapping[str, Any]:
+    try:
+        plain = codec.decode(body)
+    except (ValueError, RecursionError):
+        return {}
+    return plain if isinstance(plain, dict) else {}

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_runtime import asking, codec, doubts, lease, recovery
+from agent_runtime import asking, codec, doubts, lease, recovery, timeline
 from agent_runtime.approvals import ApprovalRequest, Decision, Verdict
 from agent_runtime.asking import Gate, Passed
 from agent_runtime.doubts import Case, Decisions
@@ -30,6 +30,7 @@ from agent_runtime.run import Run
 from agent_runtime.settlements import Drain, Outcome, Said
 from agent_runtime.testing.crash_sweep import Rule
 from agent_runtime.testing.crash_sweep.__main__ import main
+from agent_runtime.timeline import Call
 from agent_runtime.tools import RepeatRule
 
 _LEFT: list[object] = []
@@ -288,6 +289,17 @@ def late_result_is_taken_for_any_attempt() -> None:
     _replace(doubts, "find_late", lambda original: broken)
 
 
+def attempts_of_the_dead_are_not_told() -> None:
+    def break_end(original: Callable[..., None]) -> Callable[..., None]:
+        def broken(call: Call, *rest: object) -> None:
+            original(call, *rest)
+            del call.tries[:-1]
+
+        return broken
+
+    _replace(timeline, "_end_try", break_end)
+
+
 PLANTS = {
     plant.put.__name__: plant
     for plant in (
@@ -318,6 +330,7 @@ PLANTS = {
         Plant(message_is_not_read, frozenset({Rule.NAMED_REQUESTS}), "people: by message"),
         Plant(probe_is_not_believed, frozenset({Rule.PROBED_FIRST}), "probes"),
         Plant(frozen_worker_is_thought_gone, frozenset({Rule.DRAINED}), "taken over"),
+        Plant(attempts_of_the_dead_are_not_told, frozenset({Rule.TOLD})),
         Plant(drain_is_not_waited_for, frozenset({Rule.DRAINED}), "probes"),
         Plant(late_result_is_taken_for_any_attempt, frozenset({Rule.OWN_RESULT}), "late results"),
     )

@@ -12,6 +12,7 @@ from agent_runtime.journal.records import RecordKind, StoredRecord
 from agent_runtime.journal.replay import CallLife, History
 from agent_runtime.journal.states import Settlement
 from agent_runtime.messages import Reply, decode_reply
+from agent_runtime.timeline import Timeline
 
 
 class Rule(Enum):
@@ -43,6 +44,7 @@ class Rule(Enum):
     VERIFIES = "the journal verifies"
     SAME_STATE = "the end is that of a run without faults"
     REACHES_END = "the run ends, or names what must be decided"
+    TOLD = "what the timeline tells is what the remotes counted"
     DIES = "a worker dies where it is told to"
 
 
@@ -51,6 +53,29 @@ class Broken(NamedTuple):
 
     rule: Rule
     found: str
+
+
+def check_told(
+    told: Timeline, requests: Mapping[str, int], model_requests: int, *, lost: int, is_whole: bool
+) -> Sequence[Broken]:
+    """Hold what the timeline says against what was counted: the requests for each call, and those to the model.
+
+    An attempt that was written down and never made is one of a worker that died: there are no more of these than `lost`.
+    `is_whole`: every attempt on record was made in this world.
+    """
+    counted = {call: len([each for each in life.tries if each.ended != "unsent"]) for call, life in told.calls.items()}
+    tools = {call: tries for call, tries in counted.items() if not told.calls[call].is_decision}
+    broken = []
+    for call in {**tools, **requests}:
+        made, said = requests.get(call, 0), tools.get(call, 0)
+        if made > said or (is_whole and said > made + lost):
+            broken.append(f"call {call} was made {made} times, and {said} are told")
+    if is_whole:
+        results = [call for call in tools if "result" in told.calls[call].outcome]
+        broken += [f"call {call} is told as done, and was never made" for call in results if not requests.get(call, 0)]
+        if told.decisions and not model_requests <= told.model_requests <= model_requests + lost:
+            broken.append(f"the model was asked {model_requests} times, and {told.model_requests} are told")
+    return [Broken(Rule.TOLD, found) for found in broken]
 
 
 def has_ended(records: Sequence[StoredRecord], call: str) -> bool:

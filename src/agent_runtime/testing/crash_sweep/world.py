@@ -35,6 +35,7 @@ from agent_runtime.testing.crash_sweep.rules import (
     Rule,
     check_epochs,
     check_growth,
+    check_told,
     has_ended,
     open_requests,
     permissions,
@@ -45,6 +46,7 @@ from agent_runtime.testing.crash_sweep.scenario import AnyScenario
 from agent_runtime.testing.faults import FaultyStore, Life, SimulatedCrash, Where
 from agent_runtime.testing.remote import Remote
 from agent_runtime.testing.script_model import check_request
+from agent_runtime.timeline import read_timeline
 from agent_runtime.tool_loop import LoopResult
 from agent_runtime.tools import RepeatRule, Tool, ToolRegistry, idempotency_key
 
@@ -348,6 +350,12 @@ class World:
         for key in {effect.key for effect in self.remote.effects}:
             if len({effect.args for effect in self.remote.requests if effect.key == key}) > 1:
                 self.fail(Rule.ONE_EFFECT, f"key {key} was used with more than one set of arguments")
+
+    def check_told(self, *, is_whole: bool) -> None:
+        """Hold what every face shows of the run against what was counted here."""
+        requests = Counter(self.place(request.key) for request in self.remote.requests)
+        lost = sum(life.is_over for life in self.lives)
+        self.broken += check_told(read_timeline(self._seen), requests, self.model.calls, lost=lost, is_whole=is_whole)
 
     def effects(self) -> Counter[str]:
         """How often each call happened, by its place: counted at the remote."""
