@@ -6,20 +6,21 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from agent_runtime import Outcome, ToolError
+from agent_runtime import Outcome, ToolError, codec
 from agent_runtime.clock import Clock
 from agent_runtime.crash import CrashPoint
-from agent_runtime.errors import AgentRuntimeError, RecoveryNeedsDecision
+from agent_runtime.errors import AgentRuntimeError, CheckpointStoreCorrupt, RecoveryNeedsDecision
 from agent_runtime.flow.nodes import Call
-from agent_runtime.ids import RunId
+from agent_runtime.ids import RunId, Step
 from agent_runtime.inbox import MessageKind, post_message
 from agent_runtime.journal.keys import KeyRing
 from agent_runtime.journal.seal import sealer_for
-from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.journal.store import AnswerKind, CheckpointStore
 from agent_runtime.messages import Reply, ToolCall
 from agent_runtime.runs import Runs
 from agent_runtime.tools import ToolRegistry
 from tests.bench import Place, Script, Worker, error_of
+from tests.cases.test_hostile_values import ENVELOPES, HOSTILE, loud_events
 from tests.flow import desk
 
 MARKER = "sk-TEST-123"
@@ -122,3 +123,43 @@ async def stored_bodies(store: CheckpointStore, run_id: str) -> list[bytes]:
     kept = [] if run.checkpoint is None else [run.checkpoint.body]
     messages = await store.inbox(run.row.run_id)
     return [*(record.body for record in run.records), *kept, *(message.body for message in messages)]
+
+
+async def come_back(store: CheckpointStore, ring: KeyRing) -> None:
+    """Data that looks like somebody's envelope, or is no text at all, is data after a restart, and builds no object."""
+    place, tools, results = At(store), ToolRegistry(), [*ENVELOPES, {"half": "\ud800", "\udfff": ["\x00", "😀"]}]
+
+    @tools.tool(idempotent=True)
+    async def give(at: int, like: object = None) -> object:
+        return results[at]
+
+    script = Script(*[[("give", {"at": at, "like": value})] for at, value in enumerate(results)], "done")
+    dying = Worker(place).killed_at(CrashPoint.BEFORE_DECIDE, len(results))
+    await dying.run_and_die(script, tools, checkpoint_key=ring, commits="each")
+    await store.load_many([RunId("run")])  # what a driver imports with its first use is no doing of the data
+    with loud_events() as heard:
+        report = await Runs(store, checkpoint_key=ring).show("run")
+        result = await Worker(place).recover(script, tools, checkpoint_key=ring)
+    assert heard == []
+    given = [call.outcome["result"] for call in report.timeline.calls.values() if not call.is_decision]
+    assert given == results
+    asked = [dict(call.args)["like"] for message in result.messages for call in message.tool_calls]
+    assert asked == codec.readable(results), "a request can hold no half of a character"
+
+
+async def refuse_pickles(store: CheckpointStore, ring: KeyRing) -> None:
+    """Bytes that somebody puts into the store are refused before they are read, and run nothing."""
+    await Worker(At(store)).run(Script("done"), ToolRegistry(), "sealed", checkpoint_key=ring)
+    [run] = await store.load_many([RunId("sealed")])
+    assert run is not None
+    first = run.records[0]
+    for body in HOSTILE:
+        forged = run._replace(records=(first._replace(body=body), *run.records[1:]))
+        row = run.row._replace(run_id=RunId(f"forged {HOSTILE.index(body)}"), posted=0)
+        answer = await store.save(row.run_id, Step(0), None, row=row._replace(step=0), records=forged.records)
+        assert answer.kind is AnswerKind.OK, "a store keeps bytes"
+        with loud_events() as heard:
+            error = await error_of(Runs(store, checkpoint_key=ring).show(row.run_id))
+        assert isinstance(error, CheckpointStoreCorrupt)
+        assert heard == []
+    assert [each.holds for each in await Runs(store, checkpoint_key=ring).verify()] == [False] * len(HOSTILE)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agent_runtime.stores.postgres import PostgresCheckpointStore
 from tests.keys.rings import ALL_HIDING, STILL_OLD
-from tests.keys.story import MARKER, tell
-from tests.postgres.bench import session
+from tests.keys.story import MARKER, come_back, refuse_pickles, tell
+from tests.postgres.bench import fresh_store, session
 from tests.servers import Server, fresh_schema
 
 
@@ -32,3 +32,9 @@ async def test_a_secret_is_nowhere_in_a_dump_of_all_tables(one_postgres: Server)
     assert MARKER.encode().hex() not in said["hidden"]
     assert MARKER not in said["hidden"]
     assert len(said["hidden"]) > 10_000
+
+
+async def test_hostile_data_is_data_and_what_nobody_sealed_is_refused(one_postgres: Server) -> None:
+    async with fresh_store(one_postgres) as store:
+        await come_back(store, STILL_OLD)
+        await refuse_pickles(store, STILL_OLD)

@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_runtime.journal.keys import KeyRing
 from tests.keys.rings import ALL_HIDING, STILL_OLD
-from tests.keys.story import MARKER, tell
+from tests.keys.story import MARKER, come_back, refuse_pickles, tell
 from tests.redis_servers import RedisServer
 from tests.redis_store.bench import fresh_store, operator
 
@@ -40,3 +40,9 @@ async def test_a_secret_is_nowhere_in_a_dump_of_all_values(redis_server: RedisSe
     hidden = await told_by(ALL_HIDING, "hidden")
     assert MARKER.encode() not in hidden
     assert len(hidden) > 10_000
+
+
+async def test_hostile_data_is_data_and_what_nobody_sealed_is_refused(redis_server: RedisServer) -> None:
+    async with fresh_store(redis_server) as store:
+        await come_back(store, STILL_OLD)
+        await refuse_pickles(store, STILL_OLD)
