@@ -92,7 +92,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(given_values=st.lists(values, min_size=2, max_size=2), point=st.sampled_from(list(CrashPoint)), seq=st.integers(0, 1))
 async def test_an_encrypted_run_is_picked_up_like_any_other(given_values: list[object], point: CrashPoint, seq: int) -> None:
     came = []
@@ -224,7 +224,7 @@ def test_a_body_in_clear_is_no_message_under_a_key_that_encrypts() -> None:
 places = st.tuples(st.text(max_size=8), st.text(max_size=8), st.sampled_from(["seal", "seal of what is encrypted", "encrypt"]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(places, places)
 def test_no_two_of_tenant_run_and_purpose_share_a_key_or_a_seal(one: tuple[str, str, str], two: tuple[str, str, str]) -> None:
     def own(tenant: str, run_id: str, purpose: str) -> bytes:
