@@ -54,6 +54,8 @@ class Found(NamedTuple):
     history: History
     opened: Mapping[str, Any]
     mark: ProcessMark
+    sealed: StoredRun
+    """The same rows as they are stored, which verify again: where a key encrypts, `stored` has other bodies."""
 
     @property
     def status(self) -> RunStatus:
@@ -132,10 +134,10 @@ def open_stored(backing: Backing, stored: StoredRun) -> Found:
     run_id = stored.row.run_id
     if stored.row.status == RunStatus.DELETED and not (stored.row.number or stored.records):
         raise CheckpointConflict(f"run {run_id!r} was deleted, and its id is not used again; choose another id")
-    stored = read_run(backing.ring, stored, tenant=backing.tenant)
+    sealed, stored = stored, read_run(backing.ring, stored, tenant=backing.tenant)
     history = read_history(run_id, stored.records, read_settled)
     opened, mark = _read_own(run_id, history)
-    return Found(stored, history, opened, mark)
+    return Found(stored, history, opened, mark, sealed)
 
 
 async def reopen(
