@@ -19,9 +19,9 @@ from typing import NamedTuple
 from agent_runtime.clock import SYSTEM_CLOCK, milliseconds
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import (
+    AFTER_THE_END,
     NO_OWNER,
     NO_SEAL,
-    RecordKind,
     RunStatus,
     StoredCheckpoint,
     StoredMessage,
@@ -214,7 +214,7 @@ def only_settles(stored: StoredRow, append: Append) -> bool:
     """Whether a final run, which is not a deleted one, may take the append."""
     row = append.row
     is_same = (row.status, row.step, row.epoch, row.owner) == (stored.status, stored.step, stored.epoch, stored.owner)
-    return is_same and stored.status != RunStatus.DELETED and all(r.kind == RecordKind.SETTLED for r in append.records)
+    return is_same and stored.status != RunStatus.DELETED and all(r.kind in AFTER_THE_END for r in append.records)
 
 
 # Time, and values as text.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         NotInDoubt,
         NotSent,
         RecoveryNeedsDecision,
+        RevokedKey,
         SettlementRefused,
         StepLimitReached,
         StoreRefused,
@@ -59,9 +60,10 @@ if TYPE_CHECKING:
     from agent_runtime.flow.runner import FlowResult, FlowRunner
     from agent_runtime.flow.state import append, extend
     from agent_runtime.flow.superstep import NodeError
-    from agent_runtime.journal.seal import KeyRing
+    from agent_runtime.journal.keys import KeyRing
     from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
     from agent_runtime.model import Model
+    from agent_runtime.redaction import Part, redact_all, redact_names, redact_pattern
     from agent_runtime.run import RunContext
     from agent_runtime.runs import Runs
     from agent_runtime.settlements import Outcome, Rerun
@@ -78,9 +80,9 @@ _HOMES = {
     "errors": (
         "AgentRuntimeError", "CallFailed", "CheckpointConflict", "CheckpointNotFound", "CheckpointStoreCorrupt", "Doubt",
         "FlowError", "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "KeyConflict",
-        "NotInDoubt", "NotSent", "RecoveryNeedsDecision", "RunQuarantined", "SettlementRefused", "StepLimitReached",
-        "StoreRefused", "StoreUnavailable", "TooLarge", "ToolDefinitionError", "ToolError", "UnknownKey", "UnknownTool",
-        "Unrecordable", "VerdictRefused",
+        "NotInDoubt", "NotSent", "RecoveryNeedsDecision", "RevokedKey", "RunQuarantined", "SettlementRefused",
+        "StepLimitReached", "StoreRefused", "StoreUnavailable", "TooLarge", "ToolDefinitionError",
+        "ToolError", "UnknownKey", "UnknownTool", "Unrecordable", "VerdictRefused",
     ),
     "events": ("Event", "Sink"),
     "executor": ("Executor",),
@@ -90,9 +92,10 @@ _HOMES = {
     "flow.runner": ("FlowResult", "FlowRunner"),
     "flow.state": ("append", "extend"),
     "flow.superstep": ("NodeError",),
-    "journal.seal": ("KeyRing",),
+    "journal.keys": ("KeyRing",),
     "messages": ("Message", "Reply", "ToolCall", "ToolSpec"),
     "model": ("Model",),
+    "redaction": ("Part", "redact_all", "redact_names", "redact_pattern"),
     "run": ("RunContext",),
     "runs": ("Runs",),
     "settlements": ("Outcome", "Rerun"),
@@ -106,14 +109,15 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AgentRuntimeError", "ApprovalRequest", "Call", "CallFailed", "CheckpointConflict", "CheckpointNotFound",
-    "CheckpointStoreCorrupt", "Doubt", "Event", "Executor", "Flow", "FlowError", "FlowResult", "FlowRunner", "HistorySink",
-    "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting", "JsonLinesSink", "KeyConflict",
-    "KeyRing", "LogSink", "LoggingSink", "LoopResult", "Message", "Model", "NodeError", "NodeRun", "NotInDoubt", "NotSent",
-    "OpenTelemetrySink", "Outcome", "PrometheusSink", "RecoveryNeedsDecision", "Reply", "Rerun", "RunContext",
-    "RunQuarantined", "Runs", "SettlementRefused", "Sink", "StepLimitReached", "StoreRefused", "StoreUnavailable", "TooLarge",
-    "ToolCall",
-    "ToolDefinitionError", "ToolError", "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "Verdict",
-    "VerdictRefused", "__version__", "append", "extend", "idempotency_key", "recover_tool_loop", "run_tool_loop",
+    "CheckpointStoreCorrupt", "Doubt", "Event", "Executor", "Flow", "FlowError", "FlowResult", "FlowRunner",
+    "HistorySink", "IdentityMismatch", "InvalidArguments", "InvalidKey", "InvalidRunId", "InvalidSetting",
+    "JsonLinesSink", "KeyConflict", "KeyRing", "LogSink", "LoggingSink", "LoopResult", "Message", "Model", "NodeError",
+    "NodeRun", "NotInDoubt", "NotSent", "OpenTelemetrySink", "Outcome", "Part", "PrometheusSink", "RecoveryNeedsDecision",
+    "Reply", "Rerun", "RevokedKey", "RunContext", "RunQuarantined", "Runs", "SettlementRefused", "Sink",
+    "StepLimitReached", "StoreRefused", "StoreUnavailable", "TooLarge", "ToolCall", "ToolDefinitionError", "ToolError",
+    "ToolRegistry", "ToolSpec", "UnknownKey", "UnknownTool", "Unrecordable", "Verdict", "VerdictRefused", "__version__",
+    "append", "extend", "idempotency_key", "recover_tool_loop", "redact_all", "redact_names", "redact_pattern",
+    "run_tool_loop",
 ]  # fmt: skip
 
 

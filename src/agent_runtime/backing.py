@@ -16,6 +16,7 @@ from agent_runtime.journal.journal import Commits
 from agent_runtime.journal.seal import CheckpointKey, KeyRing
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
+from agent_runtime.redaction import Redact, redacting
 from agent_runtime.run import HEARTBEAT_SECONDS, LEASE_SECONDS, MAX_ATTEMPTS, Backing, check_terms
 from agent_runtime.settings import MAX_VALUE_BYTES
 
@@ -37,16 +38,18 @@ def make_backing(
     stuck_after: float | None = None,
     accept_lost_writes: bool = False,
     max_value_bytes: int = MAX_VALUE_BYTES,
+    redact: Redact | None = None,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
     offload: Offload = SYSTEM_OFFLOAD,
 ) -> Backing:
     """What runs are worked on, from the options that every entry takes."""
     store, ring = _store_and_ring(checkpoints, checkpoint_key)
+    heard = sinks if redact is None else [redacting(sink, redact) for sink in sinks]
     backing = Backing(
         store, ring, check_label("tenant", tenant), check_label("namespace", namespace), _mode(commits), lease_seconds,
-        heartbeat_seconds, sinks, crash, clock, entropy, offload, max_attempts, stuck_after, accept_lost_writes,
-        max_value_bytes,
+        heartbeat_seconds, heard, crash, clock, entropy, offload, max_attempts, stuck_after, accept_lost_writes,
+        max_value_bytes, redact,
     )  # fmt: skip
     check_terms(backing)
     return backing

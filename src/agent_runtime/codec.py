@@ -14,6 +14,7 @@ Rules of this file:
 from __future__ import annotations
 
 import json
+import re
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -281,11 +282,24 @@ class Shape:
             data = encode(self._adapter.dump_python(value, mode="json", warnings="error", by_alias=True), most)
             again = self.decode(data)
         except (PydanticSerializationError, ValidationError, UnicodeError, ValueError, TypeError) as error:
-            raise Unrecordable("$", f"{type(value).__name__} that its declared type does not give back ({error})") from error
+            what = f"{type(value).__name__} that its declared type does not give back ({told(error)})"
+            raise Unrecordable("$", what) from error
         where = difference(value, again)
         if where is not None:
             raise Unrecordable(where, f"a value of declared type {self.annotation!r} that comes back as another one")
         return data
+
+
+_INPUT = re.compile(r"input_value=.*?(?=, input_type|\\])", re.DOTALL)
+
+
+def told(error: Exception) -> str:
+    """What is wrong with a value, place by place; never the value, which may be nobody's business."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return _INPUT.sub("input_value=…", str(error))
+    return "; ".join(f"{'.'.join(map(str, each['loc'])) or '$'}: {each['msg']}" for each in error.errors(include_url=False))
 
 
 def _has_surrogate(data: bytes) -> bool:
@@ -334,6 +348,8 @@ def difference(left: object, right: object, path: str = "$") -> str | None:
         case datetime() | time():
             assert isinstance(right, datetime | time)
             return None if left == right and left.fold == right.fold and _is_fixed(left.tzinfo) else path
+        case _ if hasattr(left, "get_secret_value"):
+            raise Unrecordable(path, f"a {type(left).__name__}; no secret is stored: give it to whoever needs it past the run")
         case _:
             return _attribute_difference(left, right, path) or (None if left == right else path)
 

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from agent_runtime import codec
+from agent_runtime.redaction import Part, Redact, shown
 from agent_runtime.tools import Tool
 
 _RESULT = b'{"result":'
@@ -46,9 +47,9 @@ def _text(data: bytes) -> str:
     return str(codec.readable(codec.decode(data)))
 
 
-def error_body(error: BaseException) -> bytes:
-    """The body of an ending that is an error."""
-    message = str(error).encode("utf-8", "replace").decode()
+def error_body(error: BaseException, redact: Redact | None = None) -> bytes:
+    """The body of an ending that is an error, whose text is stored as it may be shown."""
+    message = str(shown(redact, str(error), Part.ERROR)).encode("utf-8", "replace").decode()
     return _ERROR + codec.encode({"type": type(error).__name__, "message": message[:10_000]}) + b"}"
 
 

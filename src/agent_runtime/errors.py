@@ -12,6 +12,7 @@
     ├── SettlementRefused        whoever settles a call: wait until it can be believed, or permit a rerun
     ├── CheckpointStoreCorrupt   the operator: what is stored is not what was written
     │   ├── UnknownKey           the operator: give this worker the key that sealed it
+    │   │   └── RevokedKey       the operator: reseal the run if it is known to be genuine, or delete it
     │   └── KeyConflict          raised by a tool: the remote knows the key with other arguments
     ├── StoreRefused             the operator: this is no store that we may write
     │   ├── ForeignStore · NewerFormat · ReadOnlyStore
@@ -148,6 +149,10 @@ class CheckpointStoreCorrupt(AgentRuntimeError):
 
 class UnknownKey(CheckpointStoreCorrupt):
     """The run was sealed with a key that this worker does not have."""
+
+
+class RevokedKey(UnknownKey):
+    """The run is sealed with a key that the ring revokes: whoever has that key may have written it."""
 
 
 class KeyConflict(CheckpointStoreCorrupt):

@@ -207,7 +207,7 @@ async def _refuse(
         return await _answer(run, call, name, denial(verdict), siblings)
     if life is not None and life.state is not CallState.NEW:
         raise CallInDoubt(_doubt(run, life, name, f"its tool no longer takes it: {error}"), error) from error
-    body = error_body(error)
+    body = error_body(error, run.backing.redact)
     told = {"call": call, "tool": name, "attempt": 0, "error": _named(error)}
     if note_ending(run, call, 0, body, siblings, told):
         await run.barrier()
@@ -317,7 +317,7 @@ class _Attempts:
                 return result_body(self.tool, outcome.value, self.run.most_bytes)
             except Unrecordable as error:
                 return error.named(self.tool.name)
-        return error_body(outcome.error) if isinstance(outcome, Answered) else None
+        return error_body(outcome.error, self.run.backing.redact) if isinstance(outcome, Answered) else None
 
     async def without_ending(self, outcome: Came, trouble: Unrecordable | None) -> bytes | None:
         """What to record of an attempt that has not ended its call; None where it is to be tried again."""
@@ -330,9 +330,10 @@ class _Attempts:
                 await self._note_unrecordable(trouble)
                 return None
             case Unsent(error):
-                self.run.note(RecordKind.UNSENT, self.call, self.attempt, codec.timed(error_body(error), self.run.now_ms()))
+                body = error_body(error, self.run.backing.redact)
+                self.run.note(RecordKind.UNSENT, self.call, self.attempt, codec.timed(body, self.run.now_ms()))
                 if self.tries_left <= 0:
-                    return error_body(error)
+                    return error_body(error, self.run.backing.redact)
                 await self.run.barrier()
                 return None
             case Unknown(why, error, on_thread):
@@ -352,7 +353,8 @@ class _Attempts:
     async def _note_unrecordable(self, error: Unrecordable) -> None:
         """It happened, and what it gave cannot be stored: in doubt, and never forgotten."""
         self.unrecordable += 1
-        self.run.note(RecordKind.UNRECORDABLE, self.call, self.attempt, codec.timed(error_body(error), self.run.now_ms()))
+        body = error_body(error, self.run.backing.redact)
+        self.run.note(RecordKind.UNRECORDABLE, self.call, self.attempt, codec.timed(body, self.run.now_ms()))
         await self.run.barrier()
         self._announce_doubt(str(error))
         if not self._may_repeat() or self.unrecordable >= MOST_UNRECORDABLE:

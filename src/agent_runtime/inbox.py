@@ -5,15 +5,14 @@ passed over, and so blocks nobody.
 """
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime import codec
 from agent_runtime.clock import Clock
-from agent_runtime.errors import CheckpointConflict, StoreUnavailable
+from agent_runtime.errors import CheckpointConflict, CheckpointStoreCorrupt, StoreUnavailable
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RunStatus, StoredMessage
 from agent_runtime.journal.seal import NO_SUCH_VALUES, KeyRing, Sealer, check_messages, open_message, sealer_for
@@ -92,7 +91,7 @@ async def leave_late(store: CheckpointStore, clock: Clock, sealer: Sealer, bodie
 
     Returns once the store has them, or after `LATE_SECONDS`: then they are posted again while this process lives.
     """
-    messages = [write_message(sealer, MessageKind.LATE, body) for body in bodies]
+    messages = [(write_message(sealer, MessageKind.LATE, body), str(body["call"])) for body in bodies]
     run_id = RunId(sealer.run_id)
     first = asyncio.ensure_future(_post_once(store, run_id, messages))
     posting = asyncio.ensure_future(_post_rest(store, clock, run_id, first))
@@ -101,22 +100,26 @@ async def leave_late(store: CheckpointStore, clock: Clock, sealer: Sealer, bodie
     await asyncio.wait({first}, timeout=LATE_SECONDS)
 
 
-async def _post_once(store: CheckpointStore, run_id: RunId, messages: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
+_Late: TypeAlias = tuple[StoredMessage, str]
+"""A result that came too late, and its call."""
+
+
+async def _post_once(store: CheckpointStore, run_id: RunId, messages: Sequence[_Late]) -> Sequence[_Late]:
     """Post messages; gives those of which the store has not said that it has them, or never will."""
     left = []
-    for message in messages:
+    for message, call in messages:
         try:
             answer = await store.post(run_id, message)
         except Exception:  # whatever a write raises, it may have landed, and lands once: it is sent again
-            left.append(message)
+            left.append((message, call))
             continue
         match answer.kind:
             case AnswerKind.OK:
                 pass
             case AnswerKind.UNKNOWN:
-                left.append(message)
+                left.append((message, call))
             case AnswerKind.FENCED | AnswerKind.MOVED:
-                await _tell_late(store, run_id, codec.decode(message.body)["call"])
+                await _tell_late(store, run_id, call)
     return left
 
 
@@ -130,7 +133,7 @@ async def _tell_late(store: CheckpointStore, run_id: RunId, call: str) -> None:
         )  # fmt: skip
 
 
-async def _post_rest(store: CheckpointStore, clock: Clock, run_id: RunId, first: Awaitable[Sequence[StoredMessage]]) -> None:
+async def _post_rest(store: CheckpointStore, clock: Clock, run_id: RunId, first: Awaitable[Sequence[_Late]]) -> None:
     """Post again what is left, while the store does not answer: later each time, and not for ever."""
     left = await first
     for tried in range(LATE_TRIES):
@@ -143,22 +146,22 @@ async def _post_rest(store: CheckpointStore, clock: Clock, run_id: RunId, first:
 
 def write_message(sealer: Sealer, kind: MessageKind, body: dict[str, object]) -> StoredMessage:
     """The message as it is posted. The same again is the same message, and lands once."""
-    data = codec.encode(body)
-    digest = hashlib.sha256(kind.value.encode() + b"\0" + data).digest()
-    return StoredMessage(digest, kind.value, data, sealer.message(kind.value, data))
+    return sealer.post(kind.value, codec.encode(body))
 
 
 def open_messages(ring: KeyRing, messages: Iterable[StoredMessage], *, tenant: str, run_id: str) -> Sequence[Message]:
-    """The messages that hold and can be read, in the order they came."""
-    sealers = [sealer_for(ring, tenant=tenant, run_id=run_id, key_id=key_id) for key_id in ring.keys]
+    """The messages that hold and can be read, in the order they came: under any key of the ring that is not revoked."""
+    trusted = [key_id for key_id in ring.keys if key_id not in ring.revoked]
+    sealers = [sealer_for(ring, tenant=tenant, run_id=run_id, key_id=key_id) for key_id in trusted]
     return [opened for message in messages if (opened := _open(sealers, message)) is not None]
 
 
 def _open(sealers: Sequence[Sealer], message: StoredMessage) -> Message | None:
     try:
-        if not any(open_message(sealer, message) for sealer in sealers):
+        sealer = next((each for each in sealers if open_message(each, message)), None)
+        if sealer is None:
             return None
-        plain = codec.decode(message.body)
+        plain = codec.decode(sealer.show_message(message).body)
         return Message(MessageKind(message.kind), plain) if isinstance(plain, dict) else None
-    except (*NO_SUCH_VALUES, ValueError, RecursionError):
+    except (*NO_SUCH_VALUES, ValueError, RecursionError, CheckpointStoreCorrupt):
         return None

@@ -50,7 +50,7 @@ from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Journal
 from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
-from agent_runtime.journal.seal import sealer_for
+from agent_runtime.journal.seal import Sealer, sealer_for
 from agent_runtime.journal.states import IN_DOUBT, CallState, Settlement
 from agent_runtime.journal.store import AnswerKind, Guard
 from agent_runtime.lease import seconds_held
@@ -77,7 +77,7 @@ Admit = Callable[[Found], None]
 """Raises where whoever asks may not have the run."""
 
 
-async def _once_it_stands(
+async def once_it_stands(
     backing: Backing, run_id: RunId, admit: Admit, write: Callable[[Found], Awaitable[T]], wish: str
 ) -> T:
     """What is written to the run as it was read and verified; where it moved meanwhile, it is looked at again."""
@@ -105,11 +105,17 @@ async def _leave(backing: Backing, run_id: RunId, kind: MessageKind, body: dict[
         raise Fenced(str(conflict)) from conflict
 
 
-async def _by_claim(
-    backing: Backing, found: Found, why: str, write: Callable[[Journal], None], *, over: Over | None = None
+async def by_claim(
+    backing: Backing,
+    found: Found,
+    why: str,
+    write: Callable[[Journal], None],
+    *,
+    over: Over | None = None,
+    rekeyed: bytes = b"",
 ) -> None:
     """Claim the run, write to it and give it back, all in one append; `Fenced` where it is not as it was read."""
-    journal = claiming(backing, found, why, take_over=False, over=over)
+    journal = claiming(backing, found, why, take_over=False, over=over, rekeyed=rekeyed)
     try:
         write(journal)
         journal.give_back()
@@ -134,14 +140,14 @@ async def release(backing: Backing, run_id: RunId, *, by: str, admit: Admit) -> 
     async def write(found: Found) -> bool:
         if found.status is not RunStatus.QUARANTINED:
             return False
-        await _by_claim(backing, found, "release", note)
+        await by_claim(backing, found, "release", note)
         return True
 
     def note(journal: Journal) -> None:
         journal.note(RecordKind.RELEASED, body=_said_once(journal, {"why": "release", "by": by}))
         journal.attempts = 0
 
-    return await _once_it_stands(backing, run_id, admit, write, "released")
+    return await once_it_stands(backing, run_id, admit, write, "released")
 
 
 # Cancel.
@@ -163,10 +169,10 @@ async def cancel(backing: Backing, run_id: RunId, *, by: str, why: str, admit: A
             is_left = True
         if is_held(found):
             return is_left
-        await _by_claim(backing, found, "cancel", lambda journal: _note_cancel(journal, first or word))
+        await by_claim(backing, found, "cancel", lambda journal: _note_cancel(journal, first or word))
         return True
 
-    return await _once_it_stands(backing, run_id, admit, write, "cancelled")
+    return await once_it_stands(backing, run_id, admit, write, "cancelled")
 
 
 def _ended_by_worker(found: Found, word: Cancel) -> bool:
@@ -209,7 +215,7 @@ async def delete(backing: Backing, run_id: RunId, *, by: str, force: bool, admit
                 raise Fenced(f"run {run_id!r} is not as it was read, or the store did not say what became of it")
 
     try:
-        await _once_it_stands(backing, run_id, admit, write, "deleted")
+        await once_it_stands(backing, run_id, admit, write, "deleted")
     except CheckpointConflict:
         stored = await backing.store.latest(run_id) if was_sent else None
         if stored is None or stored.row.status != RunStatus.DELETED:
@@ -263,12 +269,12 @@ async def settle(backing: Backing, run_id: RunId, call: str, settling: Settling,
             _check_first(await again.case(backing), life, said, now_ms)
             return False
         else:
-            await _by_claim(backing, found, "settlement", lambda journal: _note_settled(journal, found, said))
+            await by_claim(backing, found, "settlement", lambda journal: _note_settled(journal, found, said))
             with suppress(Fenced, StoreUnavailable):  # it is recorded; a worker that waits beside the run is to hear of it
                 await _leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said, drained=True))
         return True
 
-    return await _once_it_stands(backing, run_id, admit, write, "settled")
+    return await once_it_stands(backing, run_id, admit, write, "settled")
 
 
 async def _note_over(backing: Backing, found: Found, life: CallLife, now_ms: int) -> None:
@@ -276,7 +282,7 @@ async def _note_over(backing: Backing, found: Found, life: CallLife, now_ms: int
     news = drain_of(life, found.stored.row, found.stored.records, now_ms).news
     if news and not found.status.is_final and not is_held(found):
         over = Over(sorted(news), milliseconds(await backing.store.now()))
-        await _by_claim(backing, found, "settlement", partial(_stay, found, found.status), over=over)
+        await by_claim(backing, found, "settlement", partial(stay, found, found.status), over=over)
 
 
 def _doubts(found: Found) -> Sequence[CallLife]:
@@ -353,11 +359,11 @@ def _note_settled(journal: Journal, found: Found, said: Said) -> None:
     journal.note(RecordKind.SETTLED, said.call, said.attempt, settled_body(said))
     is_last = found.status is RunStatus.BLOCKED and all(life.call == said.call for life in _doubts(found))
     attempts = journal.attempts
-    _stay(found, RunStatus.RUNNING if is_last else found.status, journal)
+    stay(found, RunStatus.RUNNING if is_last else found.status, journal)
     journal.attempts = attempts
 
 
-def _stay(found: Found, status: RunStatus, journal: Journal) -> None:
+def stay(found: Found, status: RunStatus, journal: Journal) -> None:
     """The run stands so after a claim that set nobody to work."""
     row = found.stored.row
     if status is RunStatus.QUARANTINED:  # why it is there is what the last record of such a run says
@@ -368,16 +374,25 @@ def _stay(found: Found, status: RunStatus, journal: Journal) -> None:
 
 
 async def _settle_ended(backing: Backing, found: Found, said: Said) -> None:
-    """One more record of a run that has ended; its row stays as it is but for what names the record."""
+    """One more record of a run that has ended, under the key that it is under."""
     row = found.stored.row
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id, key_id=row.key_id)
+    body = codec.timed(settled_body(said), backing.clock.now_ms())
+    await append_to_ended(
+        backing, found, sealer, lambda journal: journal.note(RecordKind.SETTLED, said.call, said.attempt, body)
+    )  # fmt: skip
+
+
+async def append_to_ended(backing: Backing, found: Found, sealer: Sealer, note: Callable[[Journal], None]) -> None:
+    """Add to a run that has ended; its row stays as it is but for what names the record. `Fenced` where it changed."""
+    row = found.stored.row
     guard = Guard(row.epoch, row.owner, row.number, row.head)
     as_it_is = row._replace(lease_ms=backing.lease_ms)
     journal = Journal(
         group_commit(backing.store, backing.clock), sealer, clock=backing.clock, row=as_it_is, guard=guard, mode=backing.mode
     )
     try:
-        journal.note(RecordKind.SETTLED, said.call, said.attempt, codec.timed(settled_body(said), backing.clock.now_ms()))
+        note(journal)
         journal.attempts = row.attempts
         await journal.barrier()
     finally:
@@ -440,7 +455,7 @@ async def answer(backing: Backing, verdict: Verdict, *, door: Door, admit: Admit
         again = await read_verified(backing, run_id)
         _check_first_answer(await again.case(backing), verdict, door, now_ms, principal)
 
-    await _once_it_stands(backing, run_id, admit, write, "answered")
+    await once_it_stands(backing, run_id, admit, write, "answered")
 
 
 def _check_answerable(found: Found) -> None:

@@ -24,7 +24,7 @@ from agent_runtime.errors import (
 )
 from agent_runtime.events import Sink
 from agent_runtime.ids import check_run_id
-from agent_runtime.journal.seal import KeyRing, key_beside, parse_key
+from agent_runtime.journal.keys import KeyRing, key_beside, parse_key, parse_ring
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.messages import Message, Reply, ToolCall, ToolSpec
 from agent_runtime.offload import SYSTEM_OFFLOAD
@@ -62,7 +62,7 @@ async def provision(settings: Settings, plan: CrashPlan, *, resume: bool = False
     if settings.planner != "mock":
         raise InvalidSetting(f"PLANNER is 'mock' in this version, found {settings.planner!r}")
     run_id = check_run_id(SYSTEM_ENTROPY.draw(16).hex() if settings.run_id is None else settings.run_id)
-    given_key = None if settings.checkpoint_key is None else parse_key(settings.checkpoint_key)
+    given_key = None if settings.checkpoint_key is None else parse_ring(settings.checkpoint_key)
     store = open_store(settings.database_url)
     try:
         stored = await store.latest(run_id)  # before a key is made: a file that is no store gets none beside it
@@ -161,7 +161,7 @@ def _goal(settings: Settings, found: Found | None, run_id: str) -> str:
 def stored_key(settings: Settings) -> KeyRing:
     """The key that sealed what is stored: the one that is set, or the one beside the store. None is made."""
     if settings.checkpoint_key is not None:
-        return KeyRing.of(parse_key(settings.checkpoint_key))
+        return parse_ring(settings.checkpoint_key)
     path = _key_path(settings)
     if not os.path.exists(path):
         raise InvalidKey(

@@ -31,7 +31,7 @@ from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Journal, claim_row, guard_of
 from agent_runtime.journal.records import NO_OWNER, NO_SEAL, RecordKind, RunStatus, StoredRecord, StoredRun
 from agent_runtime.journal.replay import CallLife, History, live_on, read_history
-from agent_runtime.journal.seal import open_run, sealer_for
+from agent_runtime.journal.seal import read_run, sealer_for
 from agent_runtime.journal.states import CallState
 from agent_runtime.journal.store import Guard
 from agent_runtime.lease import ProcessMark, claimed_body, is_dead, last_trace, own_mark, seconds_held
@@ -54,6 +54,8 @@ class Found(NamedTuple):
     history: History
     opened: Mapping[str, Any]
     mark: ProcessMark
+    sealed: StoredRun
+    """The same rows as they are stored, which verify again: where a key encrypts, `stored` has other bodies."""
 
     @property
     def status(self) -> RunStatus:
@@ -132,10 +134,10 @@ def open_stored(backing: Backing, stored: StoredRun) -> Found:
     run_id = stored.row.run_id
     if stored.row.status == RunStatus.DELETED and not (stored.row.number or stored.records):
         raise CheckpointConflict(f"run {run_id!r} was deleted, and its id is not used again; choose another id")
-    open_run(backing.ring, stored, tenant=backing.tenant)
+    sealed, stored = stored, read_run(backing.ring, stored, tenant=backing.tenant)
     history = read_history(run_id, stored.records, read_settled)
     opened, mark = _read_own(run_id, history)
-    return Found(stored, history, opened, mark)
+    return Found(stored, history, opened, mark, sealed)
 
 
 async def reopen(
@@ -200,9 +202,19 @@ def _next_expiry(waiting: Sequence[CallLife]) -> int | None:
 
 
 def claiming(
-    backing: Backing, found: Found, why: str, *, take_over: bool, over: Over | None = None, trace: str = ""
+    backing: Backing,
+    found: Found,
+    why: str,
+    *,
+    take_over: bool,
+    over: Over | None = None,
+    rekeyed: bytes = b"",
+    trace: str = "",
 ) -> Journal:
-    """A journal whose first append claims the run as it was found; `why` is recorded, and whose attempts are over."""
+    """A journal whose first append claims the run as it was found; `why` is recorded, and whose attempts are over.
+
+    `rekeyed`: what is said where the claim moves the run to another key.
+    """
     row = found.stored.row
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id)
     journal = Journal(
@@ -214,9 +226,7 @@ def claiming(
         mode=backing.mode,
     )
     if sealer.key_id != row.key_id:
-        journal.note(RecordKind.REKEYED, row.key_id)
-        if found.stored.checkpoint is not None:
-            journal.reseal(found.stored.checkpoint)
+        journal.note(RecordKind.REKEYED, row.key_id, body=rekeyed)
     is_owner_gone = row.owner != NO_OWNER and is_dead(found.mark, row.owner)
     journal.opened_seal = found.stored.records[0].seal
     body = claimed_body(own_mark().pid, why, is_owner_gone=is_owner_gone, trace=trace)

@@ -289,7 +289,7 @@ async def archive(backing: Backing, found: Found, target: str | os.PathLike[str]
             "to end"
         )
     messages = await backing.store.inbox(row.run_id) if row.posted else []
-    return await backing.offload.start(lambda: write_archive(target, found.stored, messages, backing.ring)).outcome
+    return await backing.offload.start(lambda: write_archive(target, found.sealed, messages, backing.ring)).outcome
 
 
 async def _archive_first(backing: Backing, found: Found, path: str) -> str:

@@ -28,6 +28,7 @@ from agent_runtime.journal.seal import KeyRing, sealer_for
 from agent_runtime.journal.store import AnswerKind, CheckpointStore
 from agent_runtime.lease import LIVE_OWNERS, claimed_body, heartbeat, own_mark
 from agent_runtime.offload import SYSTEM_OFFLOAD, Job, Offload
+from agent_runtime.redaction import Redact
 from agent_runtime.settings import MAX_VALUE_BYTES
 
 _log = logging.getLogger("agent_runtime")
@@ -93,6 +94,8 @@ class Backing(NamedTuple):
     accept_lost_writes: bool = False
     """Whether tools without a repeat rule run although the store may lose what it acknowledged."""
     max_value_bytes: int = MAX_VALUE_BYTES
+    redact: Redact | None = None
+    """What is shown of the text of errors, and stored of it."""
 
     @property
     def most_bytes(self) -> int:

@@ -39,6 +39,7 @@ from agent_runtime.journal.store import CheckpointStore, Searching
 from agent_runtime.lease import find_mark
 from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
+from agent_runtime.rekeying import Resealed, reseal, try_to_reseal
 from agent_runtime.retention import FINISHED, Age, Policy, Purged, PurgeReport
 from agent_runtime.run import Backing, RunContext, check_terms, prefix_of
 from agent_runtime.settings import MAX_VALUE_BYTES
@@ -62,6 +63,8 @@ class Verified:
     run_id: str
     records: int = 0
     why: str = ""
+    key_id: str = ""
+    """The key it is under; empty where that cannot be believed."""
 
     @property
     def holds(self) -> bool:
@@ -293,6 +296,27 @@ class Runs:
         )  # fmt: skip
         return retention.purge_each(self._backing, policy, is_own=self._is_own, undo_of=undo_id)
 
+    async def reseal(self, run_id: str | None = None, *, by: str, even_revoked: bool = False) -> Sequence[Resealed]:
+        """Move the run to the active key, with a record that names `by`; or all runs, and then it says of each that it was
+        to move what became of it. One that a worker may hold is left alone, and moves when it is picked up the next time.
+
+        `even_revoked`: also runs under a revoked key, of which you know that they are genuine: `RevokedKey` otherwise.
+        """
+        if run_id is None:
+            return [each async for each in self.reseal_each(by=by, even_revoked=even_revoked) if each.moved or each.why]
+        run = check_run_id(run_id)
+        return [await reseal(self._backing, run, by=by, even_revoked=even_revoked, admit=self._admit)]
+
+    async def reseal_each(self, *, by: str, even_revoked: bool = False) -> AsyncIterator[Resealed]:
+        """The same for every run, one after another. What cannot be moved is reported, and hinders no other."""
+        self._check_operator()
+        async for page in self._pages(None):
+            for row in page:
+                with suppress(CheckpointNotFound, CheckpointConflict):  # deleted since it was listed
+                    yield await try_to_reseal(
+                        self._backing, row.run_id, by=by, even_revoked=even_revoked, admit=self._admit
+                    )  # fmt: skip
+
     async def undo(
         self,
         run_id: str,
@@ -354,7 +378,7 @@ class Runs:
             found = await read_verified(self._backing, run_id)
         except (CheckpointStoreCorrupt, NewerFormat) as error:
             return Verified(run_id, why=str(error))
-        return Verified(run_id, len(found.stored.records))
+        return Verified(run_id, len(found.stored.records), key_id=found.stored.row.key_id)
 
     async def _verify_named(self, run_id: RunId) -> Verified:
         try:
@@ -421,7 +445,7 @@ class Runs:
             raise CheckpointStoreCorrupt(
                 f"run {row.run_id!r} is not as it was written: its last record is not what its row names"
             )
-        return read_reason(last[1])
+        return read_reason(sealer.show_record(last[1]))
 
 
 _TOLD = {RunStatus.PAUSED: "paused", RunStatus.BLOCKED: IN_DOUBT, RunStatus.CANCELLED: "cancelled"}

@@ -168,6 +168,11 @@ def _declared_check(
     except PydanticUserError as error:
         raise ToolDefinitionError(f"the parameters of tool {name!r} cannot come from JSON: {error}") from error
     for parameter in parameters:
+        if _holds_secret(schema["properties"][parameter.name], schema.get("$defs", {})):
+            raise ToolDefinitionError(
+                f"parameter {parameter.name!r} of tool {name!r} takes a secret, and arguments come from a model and are "
+                "stored: give the tool its secret from outside of the call, as from a closure"
+            )
         if _is_endless(parameter.default):
             schema["properties"][parameter.name].pop("default", None)
     validate = model.__pydantic_validator__.validate_json
@@ -180,6 +185,20 @@ def _declared_check(
         return {argument: values[field] for field, argument in names}
 
     return check, schema
+
+
+def _holds_secret(schema: object, parts: Mapping[str, object], seen: frozenset[str] = frozenset()) -> bool:
+    """Whether a type is, or holds, one of pydantic's secrets, whose schema says so."""
+    if isinstance(schema, list):
+        return any(_holds_secret(each, parts, seen) for each in schema)
+    if not isinstance(schema, dict):
+        return False
+    if schema.get("format") == "password" and schema.get("writeOnly") is True:
+        return True
+    part = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    if part and part not in seen and _holds_secret(parts.get(part), parts, seen | {part}):
+        return True
+    return any(_holds_secret(each, parts, seen) for each in schema.values())
 
 
 def _explain(name: str, error: Any) -> str:

@@ -14,12 +14,10 @@ from typing import TextIO, TypeAlias
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.events import Event
 from agent_runtime.ids import seq_of
+from agent_runtime.redaction import Redact, by_name
 
 Describe: TypeAlias = Callable[[object], Mapping[str, object]]
 """From a tool's result to the fields of its `confirmed` line."""
-
-Redact: TypeAlias = Callable[[str, object], object]
-"""From the name of a field that holds payload, and its value, to what may be told of it."""
 
 PAYLOAD = frozenset({"args", "result", "note"})
 """Fields that hold what tools are given and give, and what people say to a model."""
@@ -45,18 +43,10 @@ def _tell_fields(data: Mapping[str, object], *, payloads: bool, redact: Redact |
         return {**shown, "error": type_of(shown["error"])} if "error" in shown else shown
     if redact is None:
         return dict(data)
-    return {name: redacted(redact, name, value) if name in _REDACTED else value for name, value in data.items()}
+    return {name: by_name(redact, name, value) if name in _REDACTED else value for name, value in data.items()}
 
 
 _REDACTED = PAYLOAD | {"error", "why"}
-
-
-def redacted(redact: Redact | None, name: str, value: object) -> object:
-    """What a redaction makes of a value; where it fails, nothing of the value is told."""
-    try:
-        return value if redact is None else redact(name, value)
-    except Exception as error:  # to tell less is always right
-        return f"<not told: redact raised {type(error).__name__}>"
 
 
 def type_of(error: object) -> str:

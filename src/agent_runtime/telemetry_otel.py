@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from agent_runtime.clock import wall_ns
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.events import Event
-from agent_runtime.telemetry import Redact, redacted, type_of
+from agent_runtime.redaction import Redact, by_name
+from agent_runtime.telemetry import type_of
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -212,7 +213,7 @@ class OpenTelemetrySink:
         used = {USAGE[unit]: amount for unit, amount in data.get("usage", {}).items() if unit in USAGE}
         act.span.set_attributes({**used, "agent_runtime.calls": len(data["calls"])})
         if self._payloads and data["calls"]:
-            shown = [{**call, "args": redacted(self._redact, "args", call["args"])} for call in data["calls"]]
+            shown = [{**call, "args": by_name(self._redact, "args", call["args"])} for call in data["calls"]]
             act.span.set_attribute("agent_runtime.decision.calls", _as_text(shown))
         act.span.end(act.ended_ns)
 
@@ -230,7 +231,7 @@ class OpenTelemetrySink:
             "agent_runtime.step": data["step"],
         }
         if self._payloads and "args" in data:
-            attributes["gen_ai.tool.call.arguments"] = _as_text(redacted(self._redact, "args", data["args"]))
+            attributes["gen_ai.tool.call.arguments"] = _as_text(by_name(self._redact, "args", data["args"]))
         kind = self._trace.SpanKind.INTERNAL
         self._act(work, data["call"], f"execute_tool {tool}", kind, data["attempt"], attributes)
 
@@ -249,7 +250,7 @@ class OpenTelemetrySink:
             name = "error" if "error" in data else "result"
             act.span.set_attribute(
                 "agent_runtime.error" if name == "error" else "gen_ai.tool.call.result",
-                _as_text(redacted(self._redact, name, data[name])),
+                _as_text(by_name(self._redact, name, data[name])),
             )
         act.span.end(act.ended_ns)
 

@@ -35,6 +35,7 @@ from agent_runtime.messages import (
 from agent_runtime.model import Model, ModelFunction, as_model
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.recovery import Found, admit_resume, in_use, reopen
+from agent_runtime.redaction import Redact
 from agent_runtime.run import (
     HEARTBEAT_SECONDS,
     LEASE_SECONDS,
@@ -79,6 +80,7 @@ async def run_tool_loop(
     stuck_after: float | None = None,
     accept_lost_writes: bool = False,
     max_value_bytes: int = MAX_VALUE_BYTES,
+    redact: Redact | None = None,
     crash: CrashPlan = UNARMED,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
@@ -108,7 +110,7 @@ async def run_tool_loop(
             checkpoints=checkpoints, checkpoint_key=checkpoint_key, ctx=ctx, sinks=sinks, max_steps=max_steps,
             parallel=parallel, tenant=tenant, commits=commits, lease_seconds=lease_seconds,
             heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
-            accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, crash=crash, clock=clock,
+            accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, redact=redact, crash=crash, clock=clock,
             entropy=entropy, offload=offload,
         )  # fmt: skip
     if messages is None:
@@ -116,7 +118,7 @@ async def run_tool_loop(
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
-        accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, clock=clock, entropy=entropy,
+        accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, redact=redact, clock=clock, entropy=entropy,
         offload=offload,
     )  # fmt: skip
     ask = as_model(model)
@@ -159,6 +161,7 @@ async def recover_tool_loop(
     stuck_after: float | None = None,
     accept_lost_writes: bool = False,
     max_value_bytes: int = MAX_VALUE_BYTES,
+    redact: Redact | None = None,
     crash: CrashPlan = UNARMED,
     clock: Clock = SYSTEM_CLOCK,
     entropy: Entropy = SYSTEM_ENTROPY,
@@ -179,7 +182,7 @@ async def recover_tool_loop(
     backing = make_backing(
         checkpoints, checkpoint_key, tenant=tenant, commits=commits, sinks=sinks, crash=crash,
         lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts, stuck_after=stuck_after,
-        accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, clock=clock, entropy=entropy,
+        accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, redact=redact, clock=clock, entropy=entropy,
         offload=offload,
     )  # fmt: skip
     ask = as_model(model)

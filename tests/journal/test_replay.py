@@ -155,12 +155,13 @@ def test_a_run_is_opened_once_and_first() -> None:
             read(records)
 
 
-def test_after_its_end_a_run_takes_settlements_only() -> None:
+def test_after_its_end_a_run_takes_settlements_and_goes_on_to_other_keys_and_nothing_else() -> None:
     ended = [*BEGINNING, record(3, RecordKind.STARTED, "0", 1), record(4, RecordKind.ENDED)]
     settled = read([*ended, record(5, RecordKind.SETTLED, "0", 1, b"done its result")])
     assert (settled.lives["0"].state, settled.lives["0"].ended) == (CallState.DONE, b"its result")
+    read([*ended, record(5, RecordKind.REKEYED, "the old key"), record(6, RecordKind.SETTLED, "0", 1, b"done its result")])
     for kind in RecordKind:
-        if kind is not RecordKind.SETTLED:
+        if kind not in (RecordKind.SETTLED, RecordKind.REKEYED):
             with pytest.raises(CheckpointStoreCorrupt, match="follows the run's end"):
                 read([*ended, record(5, kind, "0" if kind is RecordKind.STARTED else "", 2)])
 

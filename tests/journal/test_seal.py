@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from agent_runtime.errors import CheckpointStoreCorrupt, InvalidKey, UnknownKey
 from agent_runtime.ids import RunId
+from agent_runtime.journal.keys import key_beside, parse_key
 from agent_runtime.journal.records import FORMAT, NO_SEAL, RecordKind, RunStatus, StoredMessage, StoredRow
-from agent_runtime.journal.seal import KeyRing, Sealer, key_beside, open_message, open_run, parse_key, sealer_for
+from agent_runtime.journal.seal import KeyRing, Sealer, open_message, open_run, sealer_for
 from tests.bench import KEY, Bench, Place, Script, Worker, transcript
 from tests.journal.genuine import RUN, work_until_killed
 from tests.journal.genuine import script as genuine_script

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from agent_runtime.journal.seal import key_beside
+from agent_runtime.journal.keys import key_beside
 
 KEY = bytes(range(32))
 

@@ -20,8 +20,8 @@ import pytest
 from agent_runtime import Outcome, Runs, cli
 from agent_runtime.approvals import read_verdict
 from agent_runtime.ids import RunId
+from agent_runtime.journal.keys import key_beside
 from agent_runtime.journal.records import RecordKind
-from agent_runtime.journal.seal import key_beside
 from agent_runtime.run import RunContext
 from agent_runtime.stores import open_store
 from agent_runtime.tool_loop import recover_tool_loop, run_tool_loop

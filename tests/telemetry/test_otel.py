@@ -39,6 +39,7 @@ from agent_runtime.journal.records import RecordKind
 from agent_runtime.journal.seal import sealer_for
 from agent_runtime.journal.store import Answer, Append
 from agent_runtime.messages import Message, Reply, ToolSpec
+from agent_runtime.redaction import Part
 from agent_runtime.run import RunContext
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
@@ -110,7 +111,10 @@ async def test_a_span_ends_when_the_act_is_over_and_not_when_its_record_is_writt
 
 
 async def test_no_payload_is_an_attribute_unless_it_is_asked_for_and_then_redacted(place: Place) -> None:
-    quiet, loud = Spans(), Spans(payloads=True, redact=lambda name, value: f"<{name}>" if name == "args" else value)
+    quiet, loud = (
+        Spans(),
+        Spans(payloads=True, redact=lambda value, part: f"<{part.value}>" if part is Part.ARGUMENT else value),
+    )
     await Worker(place).run(
         Script([("email", {"to": "canary-1"})], "canary-2"),
         Bench().registry,
@@ -119,7 +123,7 @@ async def test_no_payload_is_an_attribute_unless_it_is_asked_for_and_then_redact
     )
     assert "canary" not in "".join(span.to_json() for span in quiet.all)
     call = attributes(loud.one("execute_tool email"))
-    assert call["gen_ai.tool.call.arguments"] == '"<args>"'
+    assert call["gen_ai.tool.call.arguments"] == '"<argument>"'
     assert call["gen_ai.tool.call.result"] == '"effect 1"'
     assert "canary" not in "".join(span.to_json() for span in loud.all)
 

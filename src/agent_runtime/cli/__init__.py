@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import os
 import sys
 from collections.abc import Sequence
 
 from agent_runtime import __version__
-from agent_runtime.entropy import SYSTEM_ENTROPY
 from agent_runtime.errors import AgentRuntimeError, InvalidSetting
 
-KEY_SIZE = 32
 EPILOG = "A run id that begins with a dash stands after `--`. Exit code 2: the command line is wrong; else see each command."
 
 
@@ -44,8 +41,9 @@ def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
 
             return supervisor.supervise(chosen)
         case "keygen":
-            print(base64.b64encode(SYSTEM_ENTROPY.draw(KEY_SIZE)).decode())
-            return 0
+            from agent_runtime.cli import keys
+
+            return keys.keygen(chosen)
         case "demo":
             from agent_runtime.cli import demo
 
@@ -79,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
         "--metrics-port", type=int, metavar="N", help="serve Prometheus metrics on 127.0.0.1:N (default: METRICS_PORT, or not)"
     )
     _add_operating(commands)
-    commands.add_parser("keygen", help="print a fresh checkpoint key, base64")
     commands.add_parser("demo", help="see runs survive their workers, offline, in a few seconds")
     completion = commands.add_parser("completion", help="print what completes these commands in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
@@ -91,12 +88,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_operating(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from agent_runtime.cli import migrate
+    from agent_runtime.cli.keys import add_keygen
     from agent_runtime.cli.operate import add_commands
     from agent_runtime.supervisor import add_options
 
     add_options(commands.add_parser("supervisor", help="start a worker on every run whose worker died"))
     add_commands(commands)
     migrate.add_commands(commands)
+    add_keygen(commands)
 
 
 def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:

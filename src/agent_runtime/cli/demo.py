@@ -21,7 +21,7 @@ from agent_runtime.cli.demo_worker import AMOUNT, KEY, RUN, STORE, Remote
 from agent_runtime.cli.operate import print_picture
 from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.errors import AgentRuntimeError, CheckpointStoreCorrupt, VerdictRefused
-from agent_runtime.journal.seal import key_beside
+from agent_runtime.journal.keys import key_beside
 from agent_runtime.runs import Runs
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 
@@ -90,11 +91,16 @@ def needs_no_store(chosen: argparse.Namespace) -> bool:
 async def verify(runs: Runs | None, chosen: argparse.Namespace, settings: Settings) -> int:
     """Open the seals of what is named, or of all runs; `runs` is none where only files are named."""
     count, records, corrupt = 0, 0, 0
+    under: Counter[str] = Counter()
     progress = Progress("runs")
     async for where, verified in _to_verify(runs, chosen.what, settings):
         count, records, corrupt = count + 1, records + verified.records, corrupt + (not verified.holds)
+        under.update([verified.key_id] if verified.holds else [])
         if chosen.json:
-            plain = {"run": verified.run_id, "records": verified.records, "holds": verified.holds, "why": verified.why}
+            plain = {
+                "run": verified.run_id, "records": verified.records, "holds": verified.holds, "why": verified.why,
+                "key": verified.key_id,
+            }  # fmt: skip
             print(json_line({**plain, "file": where} if where else plain))
         elif not verified.holds:
             progress.clear()
@@ -103,6 +109,8 @@ async def verify(runs: Runs | None, chosen: argparse.Namespace, settings: Settin
     progress.clear()
     if not chosen.json:
         print(f"verified {count} {'run' if count == 1 else 'runs'}, {records} records: {corrupt or 'none'} corrupt")
+        for key_id, runs_under in sorted(under.items()):
+            print(printable(f"under key {key_id}: {runs_under} {'run' if runs_under == 1 else 'runs'}"))
     return 1 if corrupt else 0
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from agent_runtime.cli import decide, keep
+from agent_runtime.cli import decide, keep, keys
 from agent_runtime.cli.decide import add_command, user_name
 from agent_runtime.cli.drawn import FINE, PLAIN, draw_text
 from agent_runtime.cli.tables import json_line, print_rows, print_table, printable, told_at
@@ -18,6 +18,7 @@ from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.picture import draw
 from agent_runtime.provision import stored_key
+from agent_runtime.redaction import Part, redact_mapping, redact_names, shown
 from agent_runtime.runs import STATUSES, RunInfo, RunReport, Runs, report_of_archive
 from agent_runtime.settings import Settings, read_settings
 from agent_runtime.stores import file_at, open_store
@@ -35,10 +36,12 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     runs.add_argument("--status", choices=STATUSES, help="only runs that stand so")
     show = add_command(commands, "show", "say what happened to a run, claim by claim")
     show.add_argument("run", metavar="RUN", help="its id, or the file that it is archived in")
+    show.add_argument("--redact", metavar="NAME", action="append", help="hide what stands under this name; may be repeated")
     release = add_command(commands, "release", "let a quarantined run go again")
     release.add_argument("run", metavar="RUN")
     release.add_argument("--by", metavar="NAME", help="who says so; it is recorded (default: the user)")
     keep.add_commands(commands)
+    keys.add_commands(commands)
     decide.add_commands(commands)
 
 
@@ -59,7 +62,7 @@ async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
             case "runs":
                 return await _list(runs, chosen)
             case "show":
-                return _show(await runs.show(chosen.run), as_json=chosen.json)
+                return _show(_redacted(await runs.show(chosen.run), chosen.redact), as_json=chosen.json)
             case "release":
                 return await _release(runs, chosen)
             case "verify":
@@ -68,6 +71,8 @@ async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
                 return await keep.archive(runs, chosen)
             case "purge":
                 return await keep.purge(runs, store, chosen)
+            case "reseal":
+                return await keys.reseal(runs, chosen)
             case _:
                 return await decide.decide(runs, chosen)
     finally:
@@ -116,6 +121,20 @@ def _plain(info: RunInfo) -> dict[str, object]:
 # Showing.
 
 
+def _redacted(report: RunReport, names: Sequence[str] | None) -> RunReport:
+    """The report without what stands under these names, wherever a value is shown."""
+    if not names:
+        return report
+    redact, timeline = redact_names(*names), report.timeline
+    for segment in timeline.segments:
+        segment.moments[:] = [replace(each, details=redact_mapping(redact, each.details)) for each in segment.moments]
+    for call in timeline.calls.values():
+        call.args, call.outcome = shown(redact, call.args, Part.ARGUMENT), redact_mapping(redact, call.outcome)
+        call.verdict = redact_mapping(redact, call.verdict)
+    why = "" if timeline.pending or timeline.doubts else report.info.why  # which names their arguments
+    return RunReport(replace(report.info, why=why), timeline)
+
+
 def _show(report: RunReport, *, as_json: bool) -> int:
     if as_json:
         waiting, doubts = ([call.call for call in calls] for calls in (report.timeline.pending, report.timeline.doubts))
@@ -127,7 +146,8 @@ def _show(report: RunReport, *, as_json: bool) -> int:
 
 def _show_file(chosen: argparse.Namespace, settings: Settings) -> int:
     """What happened to an archived run, once every seal in its file holds."""
-    return _show(report_of_archive(chosen.run, checkpoint_key=stored_key(settings)), as_json=chosen.json)
+    report = report_of_archive(chosen.run, checkpoint_key=stored_key(settings))
+    return _show(_redacted(report, chosen.redact), as_json=chosen.json)
 
 
 def _print_report(report: RunReport) -> None:

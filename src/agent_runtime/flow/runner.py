@@ -41,6 +41,7 @@ from agent_runtime.journal.states import IN_DOUBT
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.recovery import Found, admit_resume, in_use, reopen
+from agent_runtime.redaction import Redact
 from agent_runtime.run import (
     HEARTBEAT_SECONDS,
     LEASE_SECONDS,
@@ -102,6 +103,7 @@ class FlowRunner:
         stuck_after: float | None = None,
         accept_lost_writes: bool = False,
         max_value_bytes: int = MAX_VALUE_BYTES,
+        redact: Redact | None = None,
         crash: CrashPlan = UNARMED,
         clock: Clock = SYSTEM_CLOCK,
         entropy: Entropy = SYSTEM_ENTROPY,
@@ -122,7 +124,8 @@ class FlowRunner:
         self._backing = make_backing(
             checkpoints, checkpoint_key, tenant=tenant, namespace=namespace, commits=commits, sinks=sinks, crash=crash,
             lease_seconds=lease_seconds, heartbeat_seconds=heartbeat_seconds, max_attempts=max_attempts,
-            stuck_after=stuck_after, accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, clock=clock,
+            stuck_after=stuck_after, accept_lost_writes=accept_lost_writes, max_value_bytes=max_value_bytes, redact=redact,
+            clock=clock,
             entropy=entropy, offload=offload,
         )  # fmt: skip
 

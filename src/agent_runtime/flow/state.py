@@ -65,7 +65,7 @@ class StateShape(Generic[S]):
 
     def change(self, state: S, values: Mapping[str, object], *, by: str) -> S:
         """The state with other values, validated; `FlowError` names the field that does not fit, and who wrote it."""
-        return self._validate({**dict(state), **values}, by)
+        return self._validate({**dict(iter(state)), **values}, by)
 
     def copy(self, state: S) -> S:
         """An equal state that shares nothing that can be changed: what code does to it changes no other."""
@@ -86,7 +86,8 @@ class StateShape(Generic[S]):
             fields = {name: codec.encode_checked(value) for name, value in plain.items()}
             again = self._read(fields)
         except (PydanticSerializationError, ValidationError, UnicodeError, ValueError, TypeError) as error:
-            raise Unrecordable("$", f"a {self.model.__name__} that its declared types do not give back ({error})") from error
+            what = f"a {self.model.__name__} that its declared types do not give back ({codec.told(error)})"
+            raise Unrecordable("$", what) from error
         where = self._difference(state, again)
         if where is not None:
             raise Unrecordable(where, f"a part of {self.model.__name__} that comes back as another one")
@@ -97,7 +98,8 @@ class StateShape(Generic[S]):
         try:
             return self._read(fields)
         except (ValidationError, ValueError, TypeError) as error:
-            raise FlowError(f"the stored state does not fit {self.model.__name__} as it is now: {_told(error)}") from error
+            what = codec.told(error)
+            raise FlowError(f"the stored state does not fit {self.model.__name__} as it is now: {what}") from error
 
     def join(self, fields: Fields) -> bytes:
         """Fields as one object."""
@@ -134,7 +136,7 @@ class StateShape(Generic[S]):
         try:
             return self._adapter.validate_python(values, by_name=True, by_alias=True)
         except ValidationError as error:
-            raise FlowError(f"{by} does not fit {self.model.__name__}: {_told(error)}") from error
+            raise FlowError(f"{by} does not fit {self.model.__name__}: {codec.told(error)}") from error
 
 
 _ATOMS = frozenset({str, int, float, bool, type(None)})
@@ -148,10 +150,3 @@ def is_model(value: object) -> bool:
 
 def _reducer(metadata: list[Any]) -> Reducer | None:
     return next((each for each in metadata if callable(each) and not isinstance(each, type)), None)
-
-
-def _told(error: Exception) -> str:
-    """What is wrong, field by field; never the values, which may be nobody's business."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    return "; ".join(f"{'.'.join(map(str, each['loc'])) or '$'}: {each['msg']}" for each in error.errors(include_url=False))

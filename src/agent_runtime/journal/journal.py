@@ -203,8 +203,9 @@ class Journal:
 
     def keep_state(self, body: bytes) -> None:
         """Store `body` as the program's state at the present step, and its digest in the journal, with the next commit."""
-        self.note(RecordKind.CHECKPOINT, body=checkpoint_digest(self.step, body))
-        self._checkpoint = StoredCheckpoint(self.step, body, self._sealer.checkpoint(self.step, body))
+        checkpoint = self._sealer.keep(self.step, body)
+        self.note(RecordKind.CHECKPOINT, body=checkpoint_digest(self.step, checkpoint.body))
+        self._checkpoint = checkpoint
 
     def set_status(self, status: RunStatus, *, wake_at: int | None = None) -> None:
         """The run's status from the next commit on, as the table of `states` allows."""
@@ -254,7 +255,7 @@ class Journal:
         """Stop this journal: every waiter and every later call gets the error."""
         if self._failure is None:
             self._failure = error
-            flying = () if self._flying is None else self._flying.records
+            flying = () if self._flying is None else map(self._sealer.show_record, self._flying.records)
             self._lost = [*((each.kind, each.call, each.attempt, each.body) for each in flying), *self._buffer]
         waiters, self._waiters = self._waiters, []
         for _, waiter in waiters:
@@ -285,11 +286,6 @@ class Journal:
     def _tell_posted(self) -> None:
         if self.on_posted is not None and not self._released and self._failure is None:
             self.on_posted()
-
-    def reseal(self, checkpoint: StoredCheckpoint) -> None:
-        """Store the state that is there again with the next commit, under the present key."""
-        seal = self._sealer.checkpoint(checkpoint.step, checkpoint.body)
-        self._checkpoint = StoredCheckpoint(checkpoint.step, checkpoint.body, seal)
 
     # What the group commit calls.
 

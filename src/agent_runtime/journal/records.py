@@ -46,6 +46,10 @@ class RecordKind(IntEnum):
     """A large part of a program's state that did not change: kept once, named by its checkpoints."""
 
 
+AFTER_THE_END = frozenset({RecordKind.SETTLED, RecordKind.REKEYED})
+"""All that a run takes once it is final: neither changes how it ended."""
+
+
 class RunStatus(IntEnum):
     """Where a run stands. From `DONE` on a status is final."""
 

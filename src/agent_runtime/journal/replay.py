@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from agent_runtime.errors import CheckpointStoreCorrupt
-from agent_runtime.journal.records import RecordKind, StoredRecord
+from agent_runtime.journal.records import AFTER_THE_END, RecordKind, StoredRecord
 from agent_runtime.journal.states import IN_DOUBT, MOVES, SETTLEMENT_MOVES, WAITING, CallMove, CallState, Settlement, after
 
 
@@ -94,7 +94,7 @@ def read_history(run_id: str, records: Iterable[StoredRecord], settlement: ReadS
     """Fold verified records into what happened; `settlement` reads the body of a `settled` record."""
     history = History()
     for record in records:
-        if history.ended is not None and record.kind != RecordKind.SETTLED:
+        if history.ended is not None and record.kind not in AFTER_THE_END:
             raise _impossible(run_id, record, "follows the run's end")
         if record.call and record.kind != RecordKind.REKEYED:
             live_on(run_id, history.lives, record, settlement)

@@ -1,4 +1,4 @@
-"""Seals over a run's bytes and their place, the key ring, and the opening of a whole stored run.
+"""Seals over a run's bytes and their place, and the opening of a whole stored run.
 
 Rules of this file:
 
@@ -9,7 +9,9 @@ Rules of this file:
   tail, a changed status and rows of mixed age.
 * Every run has its own key, derived from the ring's; a first byte tells records, rows, checkpoints and messages apart.
 * A ring may hold several keys. A run is sealed under one at a time; a `rekeyed` record, itself under the new key, names
-  the key that was used before it.
+  the key that was used before it. It is chained over what came before, so a key that is no longer trusted forges none of it.
+* A key of the ring may encrypt: then bodies are hidden first, and sealed as they are hidden. Whether a body is hidden is
+  the key's property, which its seals tell: a ring that says otherwise finds that they do not hold.
 
 The MAC is HMAC-SHA-256 (RFC 2104), kept as two hash states that are copied, since the header's constant part and the
 padded key need to be hashed only once a run.
@@ -17,19 +19,16 @@ padded key need to be hashed only once a run.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hmac
-import os
 import struct
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, TypeAlias
 
-from agent_runtime.errors import CheckpointStoreCorrupt, InvalidKey, NewerFormat, UnknownKey
+from agent_runtime.errors import CheckpointStoreCorrupt, NewerFormat, RevokedKey
+from agent_runtime.journal.cipher import Cipher
+from agent_runtime.journal.keys import CheckpointKey, KeyRing, parse_key
 from agent_runtime.journal.records import (
     FORMAT,
     NO_SEAL,
@@ -38,6 +37,7 @@ from agent_runtime.journal.records import (
     LostBody,
     RecordKind,
     RunStatus,
+    StoredCheckpoint,
     StoredMessage,
     StoredRecord,
     StoredRow,
@@ -45,14 +45,29 @@ from agent_runtime.journal.records import (
     new_tuple,
 )
 
+__all__ = [
+    "IN_CLEAR",
+    "NO_SUCH_VALUES",
+    "CheckpointKey",
+    "KeyRing",
+    "Noted",
+    "Sealer",
+    "checkpoint_digest",
+    "derive_key",
+    "open_message",
+    "open_row",
+    "open_run",
+    "parse_key",
+    "read_run",
+    "sealer_for",
+]  # fmt: skip
+
 Noted: TypeAlias = tuple[int, str, int, bytes]
 """A record that has its place in line and no seal yet: kind, call, attempt, body."""
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
-MIN_KEY = 16
-MAX_KEY_ID = 64
 _BLOCK = 64
 _IPAD = bytes(byte ^ 0x36 for byte in range(256))
 _OPAD = bytes(byte ^ 0x5C for byte in range(256))
@@ -62,141 +77,60 @@ _CHECKPOINT = struct.Struct(">cQQ")
 _MESSAGE = struct.Struct(">cIQ")
 _LENGTH = struct.Struct(">I")
 _STEP = struct.Struct(">Q")
+_HIDDEN_RECORD = struct.Struct(">cQQBI")
+IN_CLEAR = frozenset({RecordKind.CLAIMED, RecordKind.CHECKPOINT})
+"""The kinds whose bodies no key hides: which process holds a run, that whoever has no key may see it die; and a digest."""
 NO_SUCH_VALUES = (struct.error, TypeError, ValueError, AttributeError)
 """What sealing raises over values that we never write, such as text where a number belongs."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRing:
-    """The keys a worker knows: `active` seals what is new, every one verifies what is there."""
-
-    keys: Mapping[str, bytes]
-    active: str
-
-    def __post_init__(self) -> None:
-        if self.active not in self.keys:
-            raise InvalidKey(f"the active key {self.active!r} is not on the ring, which has {sorted(self.keys)}")
-        for key_id, key in self.keys.items():
-            _check_key(key_id, key)
-
-    def __repr__(self) -> str:
-        return f"KeyRing(keys={sorted(self.keys)}, active={self.active!r})"
-
-    @staticmethod
-    def of(key: object) -> KeyRing:
-        """The ring for any form of `checkpoint_key`; `InvalidKey` says what is wrong with it."""
-        if isinstance(key, KeyRing):
-            return key
-        if isinstance(key, bytes | bytearray):
-            return _ring_of_one(bytes(key))
-        if isinstance(key, Mapping) and key:
-            return KeyRing(dict(key), list(key)[-1])
-        found = "none" if key is None else type(key).__name__
-        raise InvalidKey(
-            f"a checkpoint key is bytes of {MIN_KEY} or more, or a ring {{id: key}}, found {found}; "
-            "make one with `agent-runtime keygen` and give the same one to every worker"
-        )
-
-    def get(self, key_id: str, run_id: str) -> bytes:
-        """The key of that id, or `UnknownKey`."""
-        try:
-            return self.keys[key_id]
-        except KeyError:
-            raise UnknownKey(
-                f"run {run_id!r} is sealed under key {key_id!r}, and this worker has {sorted(self.keys)}; "
-                "add that key to the ring"
-            ) from None
+def derive_key(key: bytes, purpose: str, *, tenant: str, run_id: str) -> bytes:
+    """The key of one run for one purpose: 32 bytes that tell nothing of the ring's key, nor of any other run's."""
+    return _mac(*_hash_states(key), _label(purpose, tenant, run_id))
 
 
-CheckpointKey: TypeAlias = bytes | Mapping[str, bytes] | KeyRing
-"""A key of 16 bytes or more; a mapping {id: key} whose last one is active; or a `KeyRing`."""
+def _label(purpose: str, tenant: str, run_id: str) -> bytes:
+    """What a key is derived from: no two of (purpose, tenant, run) share it, as no purpose holds the byte that ends it."""
+    return b"agent-runtime " + purpose.encode() + b"\x01" + _text(tenant) + _text(run_id)
 
 
-@lru_cache(maxsize=16)
-def _ring_of_one(key: bytes) -> KeyRing:
-    return KeyRing({"key": key}, "key")
-
-
-def _check_key(key_id: object, key: object) -> None:
-    if not isinstance(key_id, str) or not 1 <= len(key_id) <= MAX_KEY_ID or not key_id.isprintable():
-        raise InvalidKey(f"a key id is 1 to {MAX_KEY_ID} printable characters, found {key_id!r}")
-    if not isinstance(key, bytes):
-        raise InvalidKey(f"key {key_id!r} must be bytes, found {type(key).__name__}")
-    if len(key) < MIN_KEY:
-        raise InvalidKey(
-            f"key {key_id!r} must have {MIN_KEY} bytes or more, found {len(key)}; make one with `agent-runtime keygen`"
-        )
-
-
-def parse_key(text: str) -> bytes:
-    """The key that a setting holds: base64, or `file:PATH` of a file with base64 in it."""
-    if text.startswith("file:"):
-        path = text.removeprefix("file:")
-        try:
-            with open(path, encoding="ascii") as file:
-                text = file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidKey(f"no key could be read from {path!r}: {error}; name a file that holds base64") from error
-    try:
-        key = base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidKey(f"a key is base64, or file:PATH, found text that is neither ({error})") from error
-    _check_key("key", key)
-    return key
-
-
-def key_beside(path: str | os.PathLike[str], fresh: bytes) -> bytes:
-    """The key in the file at `path`; `fresh` is written there first, mode 0600, if nothing is.
-
-    A key that was given out is still there after a power cut: what it sealed could be opened by nobody else.
-    """
-    text = base64.b64encode(fresh) + b"\n"
-    pending = f"{os.fspath(path)}.{fresh[:6].hex()}"
-    descriptor = os.open(pending, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(pending, path)  # a link appears whole or not at all, so two first starts agree on one key
-    finally:
-        os.unlink(pending)
-    _flush_folder(os.path.dirname(os.path.abspath(path)))
-    return parse_key(f"file:{os.fspath(path)}")
-
-
-def _flush_folder(folder: str) -> None:
-    """Have it on the disk which files there are, where a folder can be flushed."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+SEAL, SEAL_HIDDEN, ENCRYPT = "seal", "seal of what is encrypted", "encrypt"
+"""The purposes of a run's keys. Seals over hidden bodies have their own: a body is never taken for the other sort."""
 
 
 class Sealer:
-    """Makes and checks the seals of one run under one key."""
+    """Makes and checks the seals of one run under one key, and hides its bodies where that key encrypts."""
 
-    __slots__ = ("_inner", "_outer", "key_id", "run_id", "tenant")
+    __slots__ = ("_cipher", "_inner", "_outer", "key_id", "run_id", "tenant")
 
-    def __init__(self, key: bytes, *, key_id: str, tenant: str, run_id: str) -> None:
+    def __init__(self, key: bytes, *, key_id: str, tenant: str, run_id: str, encrypts: bool = False) -> None:
         self.key_id = key_id
         self.tenant = tenant
         self.run_id = run_id
-        place = _text(tenant) + _text(run_id)
-        inner, outer = _hash_states(key)
-        block = _mac(inner, outer, b"agent-runtime seal\x01" + place).ljust(_BLOCK, b"\0")
-        self._inner = sha256(block.translate(_IPAD) + b"agent-runtime" + bytes([FORMAT]) + _text(key_id) + place)
+        own = derive_key(key, SEAL_HIDDEN if encrypts else SEAL, tenant=tenant, run_id=run_id)
+        block = own.ljust(_BLOCK, b"\0")
+        header = b"agent-runtime" + bytes([FORMAT]) + _text(key_id) + _text(tenant) + _text(run_id)
+        self._inner = sha256(block.translate(_IPAD) + header)
         self._outer = sha256(block.translate(_OPAD))
+        self._cipher = Cipher(derive_key(key, ENCRYPT, tenant=tenant, run_id=run_id)) if encrypts else None
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether bodies are hidden before they are sealed."""
+        return self._cipher is not None
 
     def record(self, number: int, epoch: int, kind: int, call: str, attempt: int, previous: bytes, body: bytes) -> bytes:
-        """The seal of a record after the one whose seal is `previous`."""
-        [record] = self.chain([(kind, call, attempt, body)], number=number - 1, epoch=epoch, previous=previous)
-        return record.seal
+        """The seal of a record, of a body as it is stored, after the one whose seal is `previous`."""
+        place = call.encode()
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(_RECORD.pack(b"J", number, epoch, kind, attempt, len(place), len(body)) + place + previous + body)
+        outer.update(inner.digest())
+        return outer.digest()
 
     def chain(self, noted: Sequence[Noted], *, number: int, epoch: int, previous: bytes) -> tuple[StoredRecord, ...]:
         """The records that follow number `number`, whose seal is `previous`: each sealed over the one before it."""
+        if self._cipher is not None:
+            noted = self._hide_all(self._cipher, noted, number, epoch)
         new_inner, new_outer, pack = self._inner.copy, self._outer.copy, _RECORD.pack
         records = []
         for code, call, attempt, body in noted:
@@ -222,15 +156,80 @@ class Sealer:
         return _mac(self._inner, self._outer, header + what + called + owner + head)
 
     def checkpoint(self, step: int, body: bytes) -> bytes:
-        """The seal of the state at a step."""
+        """The seal of the state at a step, of a body as it is stored."""
         return self._seal(_CHECKPOINT.pack(b"C", step, len(body)) + body)
 
     def message(self, kind: str, body: bytes) -> bytes:
-        """The seal of a message to the run."""
+        """The seal of a message to the run, of a body as it is stored."""
         return self._seal(_MESSAGE.pack(b"M", len(kind.encode()), len(body)) + kind.encode() + body)
+
+    def keep(self, step: int, body: bytes) -> StoredCheckpoint:
+        """The state at a step as it is stored: hidden where this key encrypts, and sealed."""
+        if self._cipher is not None:
+            body = self._cipher.hide(_place_of_state(step), body)
+        return StoredCheckpoint(step, body, self.checkpoint(step, body))
+
+    def post(self, kind: str, body: bytes) -> StoredMessage:
+        """A message as it is stored. The same again has the same digest, and lands once."""
+        named = kind.encode() + b"\0" + body
+        if self._cipher is None:
+            return StoredMessage(sha256(named).digest(), kind, body, self.message(kind, body))
+        digest = self._seal(b"D" + named)  # a digest that anybody could make would tell what was said to whoever guesses it
+        hidden = self._cipher.hide(_place_of_message(kind), body)
+        return StoredMessage(digest, kind, hidden, self.message(kind, hidden))
 
     def _seal(self, data: bytes) -> bytes:
         return _mac(self._inner, self._outer, data)
+
+    # Hidden bodies. Whoever shows one has checked its seal.
+
+    def show_record(self, record: StoredRecord) -> StoredRecord:
+        """The record with its body as it was noted."""
+        if self._cipher is None or record.kind in IN_CLEAR:
+            return record
+        number, epoch, kind, call, attempt, body, seal = record
+        shown = self._show(f"record {number}", _place_of_record(number, epoch, kind, call, attempt), body)
+        return StoredRecord(number, epoch, kind, call, attempt, shown, seal)
+
+    def show_state(self, checkpoint: StoredCheckpoint) -> StoredCheckpoint:
+        """The checkpoint with its body as it was kept."""
+        if self._cipher is None:
+            return checkpoint
+        return checkpoint._replace(body=self._show("its checkpoint", _place_of_state(checkpoint.step), checkpoint.body))
+
+    def show_message(self, message: StoredMessage) -> StoredMessage:
+        """The message with its body as it was written."""
+        if self._cipher is None:
+            return message
+        return message._replace(body=self._show("a message", _place_of_message(message.kind), message.body))
+
+    def _show(self, what: str, place: bytes, body: bytes) -> bytes:
+        assert self._cipher is not None, "what is shown was hidden"
+        try:
+            return self._cipher.show(place, body)
+        except ValueError as error:
+            raise _corrupt(self.run_id, f"{what} does not decrypt: it is {error}") from None
+
+    @staticmethod
+    def _hide_all(cipher: Cipher, noted: Sequence[Noted], number: int, epoch: int) -> Sequence[Noted]:
+        hidden = []
+        for at, (kind, call, attempt, body) in enumerate(noted, start=number + 1):
+            if kind not in IN_CLEAR:
+                body = cipher.hide(_place_of_record(at, epoch, kind, call, attempt), body)  # noqa: PLW2901
+            hidden.append((kind, call, attempt, body))
+        return hidden
+
+
+def _place_of_record(number: int, epoch: int, kind: int, call: str, attempt: int) -> bytes:
+    return _HIDDEN_RECORD.pack(b"J", number, epoch, kind, attempt) + call.encode()
+
+
+def _place_of_state(step: int) -> bytes:
+    return b"C" + _STEP.pack(step)
+
+
+def _place_of_message(kind: str) -> bytes:
+    return b"M" + kind.encode()
 
 
 @lru_cache(maxsize=16)
@@ -254,12 +253,18 @@ def _text(text: str) -> bytes:
 
 def sealer_for(ring: KeyRing, *, tenant: str, run_id: str, key_id: str | None = None) -> Sealer:
     """The sealer of a run under the key named, or under the ring's active one."""
-    chosen = ring.active if key_id is None else key_id
-    return Sealer(ring.get(chosen, run_id), key_id=chosen, tenant=tenant, run_id=run_id)
+    return _sealer(ring, ring.active if key_id is None else key_id, tenant, run_id)
+
+
+def _sealer(ring: KeyRing, key_id: str, tenant: str, run_id: str) -> Sealer:
+    return Sealer(ring.get(key_id, run_id), key_id=key_id, tenant=tenant, run_id=run_id, encrypts=key_id in ring.encrypts)
 
 
 def open_row(ring: KeyRing, row: StoredRow, *, tenant: str) -> Sealer:
-    """Check the seal of a row; gives the sealer of its run. `CheckpointStoreCorrupt` where it does not hold."""
+    """Check the seal of a row; gives the sealer of its run.
+
+    `CheckpointStoreCorrupt` where it does not hold, `UnknownKey`, and `RevokedKey`.
+    """
     if _is_newer(row.format):
         raise NewerFormat(
             f"run {row.run_id!r} was written in format {row.format}, and this version knows {FORMAT}; "
@@ -267,8 +272,14 @@ def open_row(ring: KeyRing, row: StoredRow, *, tenant: str) -> Sealer:
         )
     if row.format != FORMAT or row.tenant != tenant:
         raise _corrupt(row.run_id, "its row is of another tenant or of no known format")
+    if row.key_id in ring.revoked:
+        raise RevokedKey(
+            f"run {row.run_id!r} is sealed under key {row.key_id!r}, which is revoked: whoever has that key may have written "
+            "it. Nothing was run. Where you know the run to be genuine, move it to the active key with "
+            "`agent-runtime reseal RUN --even-revoked`; else delete it"
+        )
     # The id as it is stored: none at all names no key, and never the active one.
-    sealer = Sealer(ring.get(row.key_id, row.run_id), key_id=row.key_id, tenant=tenant, run_id=row.run_id)
+    sealer = _sealer(ring, row.key_id, tenant, row.run_id)
     try:
         holds = (
             len(row.owner) == OWNER_SIZE
@@ -282,29 +293,47 @@ def open_row(ring: KeyRing, row: StoredRow, *, tenant: str) -> Sealer:
     _require(
         holds,
         row.run_id,
-        f"the seal of its row does not hold under this worker's key {row.key_id!r}; another key sealed it, or it was changed",
+        f"the seal of its row does not hold under this worker's key {row.key_id!r}; another key sealed it, it was changed, or "
+        "that key encrypts on one ring and not on another",
     )
     return sealer
 
 
 def open_run(ring: KeyRing, run: StoredRun, *, tenant: str) -> Sealer:
-    """Check every seal, number and link of a run read as a whole; gives its sealer. Decodes nothing."""
+    """Check every seal, number and link of a run read as a whole; gives its sealer. Decodes and decrypts nothing."""
+    return _verify(ring, run, tenant)[0]
+
+
+def read_run(ring: KeyRing, run: StoredRun, *, tenant: str) -> StoredRun:
+    """The run with its bodies as they were noted, once every seal, number and link was checked."""
+    _, sealers = _verify(ring, run, tenant)
+    if not any(sealer.encrypts for sealer in sealers):
+        return run
+    records = tuple(sealer.show_record(record) for sealer, record in zip(sealers, run.records, strict=True))
+    checkpoint = run.checkpoint
+    if checkpoint is not None:
+        checkpoint = sealers[_last_checkpoint(run.records)].show_state(checkpoint)
+    return StoredRun(run.row, checkpoint, records)
+
+
+def _verify(ring: KeyRing, run: StoredRun, tenant: str) -> tuple[Sealer, Sequence[Sealer]]:
+    """The run's sealer, and that of each of its records."""
     row = run.row
-    sealer = open_row(ring, row, tenant=tenant)
+    newest = open_row(ring, row, tenant=tenant)
     _require(
         len(run.records) == row.number,
         row.run_id,
         f"its row counts {row.number} records and {len(run.records)} are there",
     )
-    _open_chain(ring, run, sealer)
-    _open_checkpoint(run, sealer)
-    return sealer
+    sealers = _sealers_by_record(ring, run.records, newest)
+    _open_chain(run, sealers)
+    _open_checkpoint(run, sealers)
+    return newest, sealers
 
 
-def _open_chain(ring: KeyRing, run: StoredRun, newest: Sealer) -> None:
+def _open_chain(run: StoredRun, sealers: Sequence[Sealer]) -> None:
     """Numbers without a gap, epochs that never fall, each seal over the one before, the last one in the row."""
     run_id = run.row.run_id
-    sealers = _sealers_by_record(ring, run.records, newest)
     previous, epoch = NO_SEAL, 0
     for number, (record, sealer) in enumerate(zip(run.records, sealers, strict=True), start=1):
         _require(record.number == number, run_id, f"record {number} is missing or out of its place")
@@ -336,16 +365,24 @@ def checkpoint_digest(step: int, body: bytes) -> bytes:
     return _STEP.pack(step) + sha256(body).digest()
 
 
-def _open_checkpoint(run: StoredRun, sealer: Sealer) -> None:
-    """The stored state is the one that the last `checkpoint` record names: no older one, and none where none is named."""
-    named = next((record.body for record in reversed(run.records) if record.kind == RecordKind.CHECKPOINT), None)
-    checkpoint = run.checkpoint
-    if checkpoint is None or named is None:
-        _require(checkpoint is None and named is None, run.row.run_id, "its checkpoint is not the one its journal names")
+def _last_checkpoint(records: Sequence[StoredRecord]) -> int:
+    """Where among the records the last one stands that names a stored state; -1 where none does."""
+    places = range(len(records) - 1, -1, -1)
+    return next((at for at in places if records[at].kind == RecordKind.CHECKPOINT), -1)
+
+
+def _open_checkpoint(run: StoredRun, sealers: Sequence[Sealer]) -> None:
+    """The stored state is the one that the last `checkpoint` record names: no older one, and none where none is named.
+
+    It is under the key of that record: a run that goes on to another key does not write its state again.
+    """
+    at, checkpoint = _last_checkpoint(run.records), run.checkpoint
+    if checkpoint is None or at < 0:
+        _require(checkpoint is None and at < 0, run.row.run_id, "its checkpoint is not the one its journal names")
         return
     try:
-        seal = sealer.checkpoint(checkpoint.step, checkpoint.body)
-        is_named = hmac.compare_digest(checkpoint_digest(checkpoint.step, checkpoint.body), named)
+        seal = sealers[at].checkpoint(checkpoint.step, checkpoint.body)
+        is_named = hmac.compare_digest(checkpoint_digest(checkpoint.step, checkpoint.body), run.records[at].body)
         holds = is_named and hmac.compare_digest(seal, checkpoint.seal)
     except NO_SUCH_VALUES:
         holds = False

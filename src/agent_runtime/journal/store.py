@@ -5,7 +5,8 @@ What a store promises, and all that it promises:
 * **One write.** `save`, `record_call` and each element of `commit` are the same guarded append: *if the stored row still
   has the guard's epoch, owner, number and head (and `heartbeat_at`, where the guard names one), and is not final, then*
   insert the records, replace the checkpoint if one is given, and set the row, all or nothing. A final run takes records
-  of kind `settled` only, and keeps its status. Without a guard the run must be new, which an id that was deleted is not.
+  of kind `settled` and `rekeyed` only, and keeps its status. Without a guard the run must be new, which an id that was
+  deleted is not.
 * **Four answers.** `OK`: durable; also when the row already is what this append writes. `FENCED`: another epoch or owner,
   a final run, none, or an owner heard since `heartbeat_at`. `MOVED`: epoch and owner are the guard's, and number, head or
   step are not. `UNKNOWN`: nobody knows; the store has dropped the connection, and the next read goes through a fresh one.

@@ -17,9 +17,9 @@ from itertools import islice
 from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import (
+    AFTER_THE_END,
     NO_OWNER,
     NO_SEAL,
-    RecordKind,
     RunStatus,
     StoredCheckpoint,
     StoredMessage,
@@ -292,4 +292,4 @@ def _only_settles(stored: StoredRow, append: Append) -> bool:
     row = append.row
     kept = (row.status, row.step, row.epoch, row.owner) == (stored.status, stored.step, stored.epoch, stored.owner)
     has_records = stored.status != RunStatus.DELETED
-    return has_records and kept and all(record.kind == RecordKind.SETTLED for record in append.records)
+    return has_records and kept and all(record.kind in AFTER_THE_END for record in append.records)

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import NO_OWNER, NO_SEAL, OWNER_SIZE, SEAL_SIZE, RecordKind, RunStatus
+from agent_runtime.journal.records import AFTER_THE_END, NO_OWNER, NO_SEAL, OWNER_SIZE, SEAL_SIZE, RunStatus
 from agent_runtime.journal.store import Append, Guard
 
 MOST_APPENDS = 256
 MOST_BYTES = 16 * 2**20
 _MARKS = 2 * OWNER_SIZE + 3 * SEAL_SIZE
 _RUNNING, _FIRST_FINAL = int(RunStatus.RUNNING), int(RunStatus.DONE)
-_SETTLED = int(RecordKind.SETTLED)
 _NOTHING = -1
 
 Values: TypeAlias = tuple[object, ...]
@@ -96,7 +95,7 @@ def pack_many(appends: Sequence[Append], keys: Mapping[RunId, int]) -> Values:
         row, guard = append.row, append.guard
         first = len(records.numbers) // 5 + 1
         checkpoint = records.add(append)
-        settles = row.status >= _FIRST_FINAL and all(record.kind == _SETTLED for record in append.records)
+        settles = row.status >= _FIRST_FINAL and all(record.kind in AFTER_THE_END for record in append.records)
         if guard is None:
             opened.append(row.run_id)
             run_keys.append(-len(opened))

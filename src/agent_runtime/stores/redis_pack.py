@@ -11,9 +11,9 @@ from zlib import crc32
 
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import (
+    AFTER_THE_END,
     NO_OWNER,
     NO_SEAL,
-    RecordKind,
     RunStatus,
     StoredCheckpoint,
     StoredMessage,
@@ -36,7 +36,7 @@ _SIZE = struct.Struct(">I")
 _PAIR = struct.Struct(">II")
 _STATE = struct.Struct(">QH")
 _ROW = struct.Struct(">21I")
-_RUNNING, _SETTLED = int(RunStatus.RUNNING), int(RecordKind.SETTLED)
+_RUNNING = int(RunStatus.RUNNING)
 
 SCRIPTS = {name: text.encode() for name, text in read_statements("redis.lua").items()}
 _CALLS = {name: b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % sha1(text).hexdigest().encode() for name, text in SCRIPTS.items()}
@@ -84,7 +84,7 @@ class Keys:
             ]  # fmt: skip
             name = "append"
         else:
-            values = [*_guard(guard), b"1" if all(record.kind == _SETTLED for record in records) else b""]
+            values = [*_guard(guard), b"1" if all(record.kind in AFTER_THE_END for record in records) else b""]
             values += [
                 row.run_id.encode(), b"%d" % row.format, row.key_id.encode(), row.tenant.encode(), row.kind.encode(),
                 row.name.encode(), b"%d" % row.status, b"%d" % row.step, b"%d" % row.epoch, row.owner, b"%d" % row.number,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from agent_runtime.journal.records import RecordKind, RunStatus, StoredRow
+from agent_runtime.journal.records import AFTER_THE_END, RunStatus, StoredRow
 from agent_runtime.journal.store import Append, Guard
 from agent_runtime.stores.sqlite_file import SQL, Database
 
@@ -71,10 +71,9 @@ class Batch:
             self._runs_on.append(
                 (key, *guard[:4], row.step, row.number, row.head, row.attempts, row.seal, append.seen, row.wake_at)
             )
-        elif row.status >= _FIRST_FINAL and all(record.kind == RecordKind.SETTLED for record in records):
-            self._settled.append(
-                (row.number, row.head, row.seal, self._now, key, row.epoch, row.owner, *guard[:4], row.step, int(row.status))
-            )
+        elif row.status >= _FIRST_FINAL and all(record.kind in AFTER_THE_END for record in records):
+            as_written = (row.key_id, row.number, row.head, row.seal, self._now)
+            self._settled.append((*as_written, key, row.epoch, row.owner, *guard[:4], row.step, int(row.status)))
         else:
             turn = (row.format, row.key_id, int(row.status), row.epoch, row.lease_ms, row.owner)
             self._turns.append((*turn, *changes(key, append, guard, self._uptime, self._now), guard.heartbeat_at))

@@ -40,9 +40,9 @@ if row[9] ~= '' then
 end
 return posted * 4
 
--- append_any: an append of any kind: a new run, a claim, a checkpoint, another status, a settled record of a final run
--- ARGV 1 epoch (empty for a new run), 2 owner, 3 number, 4 head and 5 heartbeat_at (or empty) as they must be; 6 "1" where it
--- only settles; 7 run_id, 8 format, 9 key_id, 10 tenant, 11 kind, 12 name, 13 status, 14 step, 15 epoch, 16 owner, 17 number,
+-- append_any: an append of any kind: a new run, a claim, a checkpoint, another status, a settled or rekeyed record of a final run
+-- ARGV 1 epoch (empty for a new run), 2 owner, 3 number, 4 head and 5 heartbeat_at (or empty) as they must be; 6 "1" where a
+-- final run takes it; 7 run_id, 8 format, 9 key_id, 10 tenant, 11 kind, 12 name, 13 status, 14 step, 15 epoch, 16 owner, 17 number,
 -- 18 head, 19 attempts, 20 seal, 21 lease_ms, 22 wake_at as they shall be; 23 seen; 24 ttl_ms of this store; 25 "1" where
 -- 26 is the state; then the records
 local row = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'number', 'head', 'status', 'step', 'posted', 'heartbeat_at', 'ttl_ms',

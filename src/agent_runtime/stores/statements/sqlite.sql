@@ -98,7 +98,7 @@ WHERE key = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND status
   AND heartbeat_at = coalesce(?, heartbeat_at);
 
 -- append_settled: the guarded update of a final run, which keeps its status, step, epoch and owner
-UPDATE runs SET number = ?, head = ?, seal = ?, updated_at = ?
+UPDATE runs SET key_id = ?, number = ?, head = ?, seal = ?, updated_at = ?
 WHERE key = ? AND epoch = ? AND owner = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND step = ?
   AND status = ? AND status BETWEEN 8 AND 10;
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from agent_runtime.journal.store import Append, Guard
 
 TENANT = "contract"
 RING = KeyRing({"contract": b"a key for tests, which guards nothing"}, "contract")
+NEXT_RING = KeyRing({**RING.keys, "next": b"another key for tests, as harmless"}, "next")
 
 
 def owner_named(name: str) -> bytes:
@@ -87,7 +88,8 @@ class Draft:
 
     def after(self, append: Append) -> Draft:
         """The draft once that append has landed."""
-        return Draft(append.row, self.sealer)
+        ring = NEXT_RING if append.row.key_id == NEXT_RING.active else RING
+        return Draft(append.row, sealer_for(ring, tenant=TENANT, run_id=self.run_id))
 
     def open(self, *bodies: bytes, checkpoint: bytes | None = None) -> Append:
         """Make the run: an `opened`, then a record for each of `bodies`."""
@@ -127,6 +129,14 @@ class Draft:
     def settle(self, body: bytes = b"it happened") -> Append:
         """Say afterwards what became of a call."""
         return self.append(self.row, Entry(RecordKind.SETTLED, body, "0", 1))
+
+    def rekey(self, owner: bytes | None = None) -> Append:
+        """Move the run to another key: as it stands, or with a claim."""
+        moved = replace(self, sealer=sealer_for(NEXT_RING, tenant=TENANT, run_id=self.run_id))
+        row = self.row._replace(key_id=moved.sealer.key_id)
+        if owner is not None:
+            row = row._replace(epoch=row.epoch + 1, step=row.step + 1, owner=owner)
+        return moved.append(row, Entry(RecordKind.REKEYED, b"", self.row.key_id))
 
     def append(
         self,

@@ -65,6 +65,25 @@ class Ending:
         async with untouched(store, draft.run_id):
             demand(OK, await answer_to(store, settle))
 
+    async def test_a_final_run_goes_on_to_another_key_and_stays_as_it_is(self, store: CheckpointStore) -> None:
+        for status in FINAL:
+            draft = await opened(store, status.name)
+            draft = await land(store, draft, draft.end(status))
+            rekey = draft.rekey()
+            draft = await land(store, draft, rekey)
+            async with untouched(store, draft.run_id):
+                demand(OK, await answer_to(store, rekey))
+            draft = await land(store, draft, draft.settle())
+            run = await read_as(store, draft)
+            assert (run.row.status, run.row.key_id, run.row.number) == (status, draft.sealer.key_id, 4)
+
+    async def test_a_run_goes_on_to_another_key_with_its_claim(self, store: CheckpointStore) -> None:
+        draft = await opened(store)
+        draft = await land(store, draft, draft.rekey(BOB))
+        draft = await land(store, draft, draft.add(b"more"))
+        run = await read_as(store, draft)
+        assert (run.row.key_id, run.row.epoch) == (draft.sealer.key_id, 2)
+
     async def test_a_settled_record_brings_no_other_into_a_final_run(self, store: CheckpointStore) -> None:
         draft = await ended(store)
         settled, done = Entry(RecordKind.SETTLED, b"yes", "0", 1), Entry(RecordKind.DONE, b"result", "0", 1)

@@ -12,7 +12,7 @@ from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredMessage, StoredRow, StoredRun
 from agent_runtime.journal.seal import open_run
 from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointStore
-from agent_runtime.testing.store_contract.draft import RING, TENANT, Draft
+from agent_runtime.testing.store_contract.draft import NEXT_RING, TENANT, Draft
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ async def read(store: CheckpointStore, run_id: RunId) -> StoredRun:
     [run] = await store.load_many([run_id])
     assert run is not None, f"run {run_id!r} was stored, and is not there"
     try:
-        open_run(RING, run, tenant=TENANT)
+        open_run(NEXT_RING, run, tenant=TENANT)
     except CheckpointStoreCorrupt as error:
         raise AssertionError(f"what a store gives back must verify: {error}") from error
     return run
