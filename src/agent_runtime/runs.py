@@ -14,13 +14,10 @@ import hmac
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
-from datetime import datetime
 from typing import TypeAlias
 
-from agent_runtime import codec, outside
+from agent_runtime import outside
 from agent_runtime.approvals import ApprovalRequest, MayApprove, Verdict, request_of
-from agent_runtime.clock import moment
 from agent_runtime.doubts import RerunInDoubt
 from agent_runtime.errors import (
     CheckpointConflict,
@@ -35,66 +32,42 @@ from agent_runtime.ids import RunId, build_key, check_run_id
 from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRecord, StoredRow
 from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row
 from agent_runtime.journal.store import CheckpointStore
-from agent_runtime.lease import ProcessMark, find_mark, seconds_held
+from agent_runtime.lease import find_mark
 from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
 from agent_runtime.run import Backing, RunContext, prefix_of
 from agent_runtime.settlements import Settling
-from agent_runtime.timeline import Call, Timeline, read_timeline
+from agent_runtime.standing import (
+    CORRUPT,
+    ENDED,
+    IN_DOUBT,
+    STATUSES,
+    TOLD,
+    UNFINISHED,
+    Page,
+    RunInfo,
+    RunReport,
+    Stand,
+    Verified,
+    describe,
+    may_be,
+    may_wait,
+    read_left,
+    why_so,
+    word_of,
+)
+from agent_runtime.timeline import Timeline, read_timeline
 from agent_runtime.tools import ToolRegistry
 from agent_runtime.undo import UndoResult, undo_run
 
+__all__ = ["STATUSES", "Page", "RunInfo", "RunReport", "Runs", "Stand", "Verified", "Which"]
+
 PAGE = 100
+FILTERED_PAGE = 1000
 MOST_LISTED = 1000
-
-CORRUPT, INTERRUPTED, IN_DOUBT = "corrupt", "interrupted", "in-doubt"
-MOST_TOLD = 3
-LONGEST_TOLD = 200
-
-STATUSES = ("running", INTERRUPTED, "paused", IN_DOUBT, "quarantined", "done", "failed", "cancelled", CORRUPT)
-"""What a run is shown as. Its own words, but for the dead (`interrupted`), the doubtful (`in-doubt`) and the corrupt."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """A run as an operator sees it. Of a corrupt one nothing is said but its id and why."""
-
-    run_id: str
-    status: str
-    why: str = ""
-    """Why it is corrupt or in quarantine, what it waits for, what is in doubt, or by whom it was cancelled."""
-    kind: str = ""
-    name: str = ""
-    step: int = 0
-    epoch: int = 0
-    attempts: int = 0
-    """How often it was claimed without progress."""
-    owner: str = ""
-    """The process that holds or last held it, as `pid@host`; empty where it was given back."""
-    wake_at: datetime | None = None
-    created_at: datetime | None = None
-    updated_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunReport:
-    """A run that was verified as a whole, and what happened in it."""
-
-    info: RunInfo
-    timeline: Timeline
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """Whether a run is as it was written: `why` says what is not."""
-
-    run_id: str
-    records: int = 0
-    why: str = ""
-
-    @property
-    def holds(self) -> bool:
-        return not self.why
+LOOK_SECONDS = 0.25
+"""How long a face is kept waiting for a page of runs that are few among many."""
+WATCH_SECONDS = 0.15
 
 
 Which: TypeAlias = "ApprovalRequest | tuple[str, str]"
@@ -147,20 +120,66 @@ class Runs:
 
     async def each(self, *, status: str | None = None, after: str | None = None) -> AsyncIterator[RunInfo]:
         """The same, one after another and all of them, read page by page."""
-        if status is not None and status not in STATUSES:
-            raise InvalidSetting(f"status is one of {', '.join(STATUSES)}; found {status!r}")
+        _check_status(status)
         async for page in self._pages(after):
-            whole = await self._load(page, status)
-            for row in page:
-                info = await self._info(row, whole.get(row.run_id))
-                if info is not None and status in (None, info.status):
-                    yield info
+            for info in await self._infos(page, status):
+                yield info
 
     async def show(self, run_id: str) -> RunReport:
         """What happened to a run, every seal checked. `CheckpointNotFound`, `CheckpointStoreCorrupt`."""
         found = await self._read(run_id)
-        timeline = read_timeline(found.stored.records, found.stored.checkpoint)
-        return RunReport(await self._describe(found, timeline), timeline)
+        return await self._report(found)
+
+    async def page(
+        self,
+        *,
+        status: str | None = None,
+        name: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = PAGE,
+    ) -> Page:
+        """Runs in the order of their ids, for a face: a page at a time, and no longer than `LOOK_SECONDS` for each.
+
+        `name`: only runs of that program; `prefix`: only runs whose ids begin so.
+        """
+        _check_status(status)
+        clock, found, last = self._backing.clock, list[RunInfo](), after
+        give_up_at = clock.monotonic() + LOOK_SECONDS
+        if prefix and after is None:  # the id that is the prefix itself
+            first = await self._store.latest(RunId(prefix))
+            there: Sequence[StoredRow] = [first.row] if first is not None and first.row.status != RunStatus.DELETED else []
+            found += await self._infos([row for row in there if name in (None, row.name)], status)
+            last = prefix
+        while True:
+            rows = await self._rows(status, limit + 1 if name is None and status is None else FILTERED_PAGE, last)
+            within = [row for row in rows if row.run_id.startswith(prefix)]
+            found += await self._infos([row for row in within if name in (None, row.name)], status)
+            if len(found) > limit:
+                return Page(found[:limit], found[limit - 1].run_id)
+            if not within or len(within) < len(rows):
+                return Page(found)
+            last = within[-1].run_id
+            if clock.monotonic() >= give_up_at:
+                return Page(found, last)
+
+    async def watch(self, run_id: str, *, every: float = WATCH_SECONDS) -> AsyncIterator[Stand]:
+        """How the run stands now, and again each time that changed. Reads its row, so often, while somebody iterates.
+
+        Raises what `show` raises, at once or later: also once the run is deleted.
+        """
+        await self._read(run_id)  # whose it is never changes
+        last: Stand | None = None
+        while True:
+            stored = await self._store.latest(RunId(run_id))
+            if stored is None or stored.row.status == RunStatus.DELETED:
+                await self._read(run_id)
+                raise CheckpointNotFound(f"nothing is stored for run {run_id!r} any more")
+            stand = await self._stand(stored.row)
+            if stand != last:
+                yield stand
+            last = stand
+            await self._backing.clock.sleep(every)
 
     async def verify(self, run_id: str | None = None) -> Sequence[Verified]:
         """The run, or all runs that are not as they were written. For an operator."""
@@ -178,6 +197,19 @@ class Runs:
                     yield await self._verify(row.run_id)
 
     # Answering.
+
+    async def waiting_each(self) -> AsyncIterator[RunReport]:
+        """Every run that waits for somebody: with open requests, or blocked by calls in doubt; those that are parked first."""
+        for is_parked in (True, False):
+            after: RunId | None = None
+            while page := await self._store.list_unfinished(limit=PAGE, after=after):
+                after = page[-1].run_id
+                asking = [row.run_id for row in page if may_wait(row, is_parked=is_parked)]
+                for found in (await self._open_all(asking)).values():
+                    if isinstance(found, Found) and self._is_own(found):
+                        report = await self._report(found)
+                        if report.pending or report.info.status == IN_DOUBT:
+                            yield report
 
     async def pending(self, run_id: str | None = None, *, limit: int = MOST_LISTED) -> Sequence[ApprovalRequest]:
         """The open requests of a run, or of all, in the order of their runs' ids; no more than `limit`."""
@@ -318,6 +350,30 @@ class Runs:
             return Verified(run_id, why=str(error))
         return Verified(run_id, len(found.stored.records))
 
+    async def _report(self, found: Found) -> RunReport:
+        timeline = read_timeline(found.stored.records, found.stored.checkpoint)
+        left = tuple(read_left(await found.case(self._backing)))
+        return RunReport(await self._describe(found, timeline), timeline, _open_requests(found), left)
+
+    async def _stand(self, row: StoredRow) -> Stand:
+        mark = await find_mark(self._store, row) if row.status == RunStatus.RUNNING and row.owner != NO_OWNER else None
+        word = word_of(row, mark) if row.status in RunStatus._value2member_map_ else CORRUPT
+        return Stand(word, row.epoch, row.number, row.posted)
+
+    async def _rows(self, status: str | None, limit: int, after: str | None) -> Sequence[StoredRow]:
+        """The next rows that may be of that status."""
+        last = None if after is None else RunId(after)
+        if status in UNFINISHED:
+            return await self._store.list_unfinished(limit=limit, after=last)
+        return await self._store.list_runs(status=ENDED.get(status or ""), limit=limit, after=last)
+
+    async def _infos(self, rows: Sequence[StoredRow], status: str | None) -> Sequence[RunInfo]:
+        """What a list says of these, of those alone that are of that status."""
+        likely = [row for row in rows if may_be(row, status)]
+        whole = await self._load(likely, status)
+        infos = [await self._info(row, whole.get(row.run_id)) for row in likely]
+        return [info for info in infos if info is not None and status in (None, info.status)]
+
     async def _pages(self, after: str | None) -> AsyncIterator[Sequence[StoredRow]]:
         last = None if after is None else RunId(after)
         while page := await self._store.list_runs(limit=PAGE, after=last):
@@ -328,7 +384,7 @@ class Runs:
         """The runs of a page whose records say more of them than their rows; all of them where it counts whose they are."""
         if self._context is not None:
             return await self._open_all([row.run_id for row in page])
-        told = [row.run_id for row in page if row.status in _TOLD and status in (None, CORRUPT, _TOLD[RunStatus(row.status)])]
+        told = [row.run_id for row in page if row.status in TOLD and status in (None, CORRUPT, TOLD[RunStatus(row.status)])]
         return await self._open_all(told)
 
     async def _open_all(self, run_ids: Sequence[RunId]) -> Mapping[RunId, Found | str | None]:
@@ -356,13 +412,13 @@ class Runs:
             if isinstance(whole, str):
                 return RunInfo(row.run_id, CORRUPT, whole)
             mark = await find_mark(self._store, row) if row.owner != NO_OWNER else None
-            return _describe(row, mark, await self._reason(row, sealer))
+            return describe(row, mark, await self._reason(row, sealer))
         except (CheckpointStoreCorrupt, NewerFormat) as error:
             return RunInfo(row.run_id, CORRUPT, str(error))
 
     async def _describe(self, found: Found, timeline: Timeline) -> RunInfo:
         row = found.stored.row
-        return _describe(row, found.mark if row.owner != NO_OWNER else None, _why(found, timeline))
+        return describe(row, found.mark if row.owner != NO_OWNER else None, why_so(found, timeline))
 
     async def _reason(self, row: StoredRow, sealer: Sealer) -> str:
         """Why a run is in quarantine: its last record says so, which the sealed row names, over the seal before it."""
@@ -376,39 +432,9 @@ class Runs:
         return read_reason(last[1])
 
 
-_TOLD = {RunStatus.PAUSED: "paused", RunStatus.BLOCKED: IN_DOUBT, RunStatus.CANCELLED: "cancelled"}
-"""The runs of which a list says why they stand so, which their records tell."""
-
-
-def _why(found: Found, timeline: Timeline) -> str:
-    match found.status:
-        case RunStatus.QUARANTINED:
-            return read_reason(found.stored.records[-1])
-        case RunStatus.PAUSED:
-            return _tell("waiting for approval", timeline.pending)
-        case RunStatus.BLOCKED:
-            return _tell("in doubt", timeline.doubts)
-        case RunStatus.CANCELLED:
-            said = timeline.cancelled or {}
-            doubts = _tell("; still in doubt", timeline.doubts)
-            return f"cancelled by {said.get('by', '')}: {said.get('why', '')}{doubts}"
-        case _:
-            return ""
-
-
-def _tell(what: str, calls: Sequence[Call]) -> str:
-    """Calls in words: `waiting for approval: charge amount=100 (call 0)`."""
-    if not calls:
-        return ""
-    more = f" and {len(calls) - MOST_TOLD} more" if len(calls) > MOST_TOLD else ""
-    return f"{what}: " + "; ".join(told_call(call.tool, call.args, call.call) for call in calls[:MOST_TOLD]) + more
-
-
-def told_call(tool: str, args: Mapping[str, object], call: str) -> str:
-    """A call in words, with its arguments as far as a line takes them."""
-    told = " ".join([tool, *(f"{name}={codec.encode_readable(codec.readable(value))}" for name, value in args.items())])
-    shown = told if len(told) <= LONGEST_TOLD else f"{told[:LONGEST_TOLD]}…"
-    return f"{shown} (call {call})"
+def _check_status(status: str | None) -> None:
+    if status is not None and status not in STATUSES:
+        raise InvalidSetting(f"status is one of {', '.join(STATUSES)}; found {status!r}")
 
 
 def _open_requests(found: Found) -> Sequence[ApprovalRequest]:
@@ -423,39 +449,3 @@ def _is_head(row: StoredRow, sealer: Sealer, before: StoredRecord, record: Store
         return hmac.compare_digest(sealer.record(*place, before.seal, record.body), row.head)
     except NO_SUCH_VALUES:
         return False
-
-
-def _describe(row: StoredRow, mark: ProcessMark | None, why: str) -> RunInfo:
-    return RunInfo(
-        run_id=row.run_id,
-        status=_word(row, mark),
-        why=why,
-        kind=row.kind,
-        name=row.name,
-        step=row.step,
-        epoch=row.epoch,
-        attempts=row.attempts,
-        owner="" if mark is None else f"{mark.pid}@{mark.host.split('/')[0]}",
-        wake_at=_moment(row.wake_at),
-        created_at=_moment(row.created_at),
-        updated_at=_moment(row.updated_at),
-    )
-
-
-def _word(row: StoredRow, mark: ProcessMark | None) -> str:
-    """The status as it is: a run whose worker is gone does not run, whatever its row says."""
-    match RunStatus(row.status):
-        case RunStatus.RUNNING:
-            return INTERRUPTED if seconds_held(row, mark) is None else "running"
-        case RunStatus.BLOCKED:
-            return IN_DOUBT
-        case status:
-            return status.name.lower()
-
-
-def _moment(milliseconds_utc: int | None) -> datetime | None:
-    """An unsealed column: what no calendar holds is not shown."""
-    try:
-        return moment(milliseconds_utc) if milliseconds_utc else None
-    except (ValueError, OverflowError, OSError, TypeError):
-        return None
