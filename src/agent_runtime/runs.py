@@ -353,7 +353,9 @@ class Runs:
     async def _report(self, found: Found) -> RunReport:
         timeline = read_timeline(found.stored.records, found.stored.checkpoint)
         left = tuple(read_left(await found.case(self._backing)))
-        return RunReport(await self._describe(found, timeline), timeline, _open_requests(found), left)
+        info, row = await self._describe(found, timeline), found.stored.row
+        stand = Stand(info.status, row.epoch, row.number, row.posted)
+        return RunReport(info, timeline, _open_requests(found), left, stand)
 
     async def _stand(self, row: StoredRow) -> Stand:
         mark = await find_mark(self._store, row) if row.status == RunStatus.RUNNING and row.owner != NO_OWNER else None

@@ -30,6 +30,7 @@ class Settings:
     heartbeat_seconds: float = 3.0
     max_attempts: int = 5
     stuck_after: float | None = None
+    view_token: str | None = None
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -56,6 +57,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         heartbeat_seconds=heartbeat_seconds,
         max_attempts=_count(environ, "MAX_ATTEMPTS", 5),
         stuck_after=_seconds(environ, "STUCK_AFTER", None),
+        view_token=environ.get("VIEW_TOKEN") or None,
     )
 
 

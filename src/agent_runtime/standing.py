@@ -65,6 +65,15 @@ class Left(NamedTuple):
     why: str
 
 
+class Stand(NamedTuple):
+    """How a run stands: any change of it changes one of these."""
+
+    status: str
+    epoch: int
+    number: int
+    posted: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunReport:
     """A run that was verified as a whole, and what happened in it."""
@@ -75,6 +84,7 @@ class RunReport:
     """The requests that may be answered now, as `Runs.pending` gives them."""
     left: Sequence[Left] = ()
     """What people have said and no worker has taken up yet."""
+    stand: Stand | None = None
 
 
 class Page(NamedTuple):
@@ -85,15 +95,6 @@ class Page(NamedTuple):
 
     runs: Sequence[RunInfo]
     after: str | None = None
-
-
-class Stand(NamedTuple):
-    """How a run stands: any change of it changes one of these."""
-
-    status: str
-    epoch: int
-    number: int
-    posted: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
-    _check_there(settings.database_url)
+    check_there(settings.database_url)
     key = stored_key(settings)
     store = open_store(settings.database_url)
     try:
@@ -65,7 +65,7 @@ async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
         await store.close()
 
 
-def _check_there(url: str) -> None:
+def check_there(url: str) -> None:
     """Looking at a store makes none: who mistypes its name is told so."""
     if url.startswith("memory:"):
         raise InvalidSetting("a store in memory holds nothing of other processes; name another with --store or DATABASE_URL")
