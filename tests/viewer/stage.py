@@ -97,16 +97,20 @@ async def fill(folder: Path, *, wait: float = 45.0) -> Place:
     place = Place("sqlite", folder)
     clock = ManualClock(SYSTEM_CLOCK.now() - timedelta(minutes=20), auto=True)
     box = Box(clock).registry
-    await Worker(place).run(buying("4", clock), box, "order-4", messages="Two seats for Hamlet, please.", clock=clock)
-    dying = Worker(place).killed_at(CrashPoint.AFTER_CALL, 1)
+    await Worker(place, clock=clock).run(
+        buying("4", clock), box, "order-4", messages="Two seats for Hamlet, please.", clock=clock
+    )
+    dying = Worker(place, clock=clock).killed_at(CrashPoint.AFTER_CALL, 1)
     await dying.run_and_die(buying("7", clock), box, "order-7", messages="Two seats for Hamlet, please.", clock=clock)
     clock.advance(wait)
-    await Worker(place).recover(buying("7", clock), box, "order-7", clock=clock)
+    await Worker(place, clock=clock).recover(buying("7", clock), box, "order-7", clock=clock)
     await make_doubtful(place, clock=clock)
     await pause(place, clock=clock)
     failing = Talk(("I look again.", [SEATS]), clock=clock)
-    await error_of(Worker(place).run(failing, box, "search-2", messages="Find me four seats.", max_steps=2, clock=clock))
-    dead = Worker(place).killed_at(CrashPoint.AFTER_DECIDE, 2)
+    await error_of(
+        Worker(place, clock=clock).run(failing, box, "search-2", messages="Find me four seats.", max_steps=2, clock=clock)
+    )
+    dead = Worker(place, clock=clock).killed_at(CrashPoint.AFTER_DECIDE, 2)
     await dead.run_and_die(buying("9", clock), box, "order-9", messages="Two for Hamlet.", clock=clock)
     await pause(place, "order-3", 20, clock=clock)
     await Runs(place.open(), checkpoint_key=KEY).cancel("order-3", by="ana", why="the customer called it off")
@@ -123,7 +127,7 @@ async def pause(
     )
     options = {} if clock is None else {"clock": clock}
     context = RunContext(user=user)
-    await Worker(place).run(
+    await Worker(place, clock=clock).run(
         talk, Box(clock).registry, run_id, messages="Refund order B-2, please.", ctx=context, **options
     )  # fmt: skip
 
@@ -132,19 +136,19 @@ async def make_doubtful(place: Place, run_id: str = "mail-5", *, clock: ManualCl
     """A run that died while it mailed tickets, and that nobody can go on with."""
     talk = Talk(("I mail the tickets.", [MAIL]), ("They are on their way.", []), clock=clock)
     options = {} if clock is None else {"clock": clock}
-    await Worker(place).killed_at(CrashPoint.AFTER_CALL).run_and_die(
+    await Worker(place, clock=clock).killed_at(CrashPoint.AFTER_CALL).run_and_die(
         talk, Box(clock).registry, run_id, messages="Mail me the tickets again.", **options
     )  # fmt: skip
-    await error_of(Worker(place).recover(talk, Box(clock).registry, run_id, **options))
+    await error_of(Worker(place, clock=clock).recover(talk, Box(clock).registry, run_id, **options))
 
 
 async def make_poisonous(place: Place, run_id: str = "import-1", *, clock: ManualClock | None = None) -> None:
     """A run that kills its workers, and is set aside."""
     talk, box = Talk(("I charge.", [charge("1")]), ("Done.", [])), Box(clock).registry
     options = {} if clock is None else {"clock": clock}
-    await Worker(place).killed_at(CrashPoint.AFTER_CALL).run_and_die(talk, box, run_id, **options)
-    await Worker(place).killed_at(CrashPoint.AFTER_CALL).recover_and_die(talk, box, run_id, **options)
-    await error_of(Worker(place).recover(talk, box, run_id, max_attempts=1, **options))
+    await Worker(place, clock=clock).killed_at(CrashPoint.AFTER_CALL).run_and_die(talk, box, run_id, **options)
+    await Worker(place, clock=clock).killed_at(CrashPoint.AFTER_CALL).recover_and_die(talk, box, run_id, **options)
+    await error_of(Worker(place, clock=clock).recover(talk, box, run_id, max_attempts=1, **options))
 
 
 def corrupt(place: Place, run_id: str) -> None:

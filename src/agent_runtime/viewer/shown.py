@@ -20,6 +20,7 @@ Redact: TypeAlias = Callable[[str, object], object]
 HIDDEN = "[hidden]"
 """What stands for a value that a redaction could not look at."""
 
+ONE_LINE = 72
 SHORT = 600
 """A value of so many characters stands open; a longer one is folded."""
 LONGEST = 20_000
@@ -42,8 +43,11 @@ def _named(found: re.Match[str]) -> str:
 
 
 def pretty(value: object) -> str:
-    """A value as JSON over several lines; text as it is."""
-    return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False, default=repr)
+    """A value as JSON, over several lines where one would be long; text as it is."""
+    if isinstance(value, str):
+        return value
+    told = line(value)
+    return told if len(told) <= ONE_LINE else json.dumps(value, indent=2, ensure_ascii=False, default=repr)
 
 
 def line(value: object) -> str:
