@@ -6,7 +6,7 @@ MINUTES ?= 2
 STORE ?= postgres
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format contract sweep chaos bench pins clean
+.PHONY: help setup demo test check format pictures contract sweep chaos bench pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -30,6 +30,9 @@ check: setup ## lint, formatting, types, and who imports whom
 format: setup ## format the code and mend what the linter can mend
 	$(PYTHON_IN_VENV) -m ruff check --fix .
 	$(PYTHON_IN_VENV) -m ruff format .
+
+pictures: setup ## record the pictures of the README again
+	$(PYTHON_IN_VENV) scripts/terminal_picture.py docs/pictures/demo.svg "agent-runtime demo" .venv/bin/agent-runtime demo
 
 contract: setup ## let a store pass the contract of all stores (STORE=postgres, redis, sqlite or memory)
 	$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS) tests/contract/test_$(STORE).py

@@ -14,7 +14,7 @@ compile() {
         --no-emit-index-url --no-emit-find-links ${UPGRADE:+--upgrade} "$@" >/dev/null
 }
 
-compile pyproject.toml requirements/build.in --extra postgres --extra redis --extra sqlalchemy --extra viewer --extra test --extra dev \
+compile pyproject.toml requirements/build.in --all-extras \
     --output-file requirements/dev.txt
 compile pyproject.toml requirements/build.in --constraints requirements/dev.txt --output-file requirements/core.txt
 echo "pinned: requirements/dev.txt, requirements/core.txt"

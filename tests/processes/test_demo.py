@@ -65,3 +65,31 @@ def test_what_the_remotes_saw_is_judged_by_their_own_counters(tmp_path: Path, se
     assert judged.stdout.splitlines()[-1] == said
     assert (judged.returncode == 0) is said.startswith("One server exists")
     assert os.listdir(tmp_path) == [state.name]
+
+
+def test_the_whole_story_comes_true_offline_in_a_few_seconds(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "agent_runtime", "demo"],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"},
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert told.stdout.count("✓") == 11
+    assert "1 server, 1 payment, 1 mail; 4 decisions, each bought once" in told.stdout
+    assert all(len(line) <= 80 for line in told.stdout.splitlines() if "--store" not in line and "rm -r" not in line)
+    [folder] = tmp_path.iterdir()
+    shown = subprocess.run(
+        [sys.executable, "-m", "agent_runtime", "show", "demo", "--store", f"sqlite:///{folder}/runs.db"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "status     done" in shown.stdout, "the run is kept, with its key, so that it can be looked at"
+    assert [path for path in folder.iterdir() if "edited" in path.name] == []
+
+
+def test_a_story_that_does_not_come_true_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "import agent_runtime.cli.demo as demo; demo.AMOUNT = 7; demo.main()"],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert told.returncode == 1
+    assert list(tmp_path.iterdir()) == []

@@ -65,7 +65,9 @@ def test_show_tells_of_every_claim_and_every_record(crashed: Job) -> None:
     assert "claim 1 (start) by process " in shown
     assert ": no word of its end\n" in shown
     assert ": ended it: done\n" in shown
-    assert shown.count("create_server") == 3, "decided once, started twice"
+    picture, records = shown.split("\nclaim 1 ", 1)
+    assert "▫" in picture, "what was on record was not made again"
+    assert records.count("create_server") == 3, "decided once, started twice"
     [told] = plain(crashed, "show", "mid step")
     assert [segment["why"] for segment in _list(told["segments"])] == ["start", "recovery"]
 

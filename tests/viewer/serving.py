@@ -1,4 +1,4 @@
-"""A viewer that really serves: `agent-runtime view` as a process, or an application of one's own on a thread; and what it says."""
+"""A viewer that really serves: `agent-runtime view` as a process, or an application of one's own on a thread."""
 
 from __future__ import annotations
 

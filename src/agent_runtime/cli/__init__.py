@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from agent_runtime import __version__
 from agent_runtime.entropy import SYSTEM_ENTROPY
-from agent_runtime.errors import AgentRuntimeError
+from agent_runtime.errors import AgentRuntimeError, InvalidSetting
 
 KEY_SIZE = 32
 EPILOG = "A run id that begins with a dash stands after `--`. Exit code 2: the command line is wrong; else see each command."
@@ -45,6 +45,12 @@ def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
         case "keygen":
             print(base64.b64encode(SYSTEM_ENTROPY.draw(KEY_SIZE)).decode())
             return 0
+        case "demo":
+            from agent_runtime.cli import demo
+
+            return demo.main()
+        case "completion":
+            return _print_completion(parser, chosen.shell)
         case "doctor":
             from agent_runtime.cli import doctor
 
@@ -70,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     provision.add_argument("--resume", action="store_true", help="only a run that is stored; to find it taken is no error")
     _add_operating(commands)
     commands.add_parser("keygen", help="print a fresh checkpoint key, base64")
+    commands.add_parser("demo", help="see runs survive their workers, offline, in a few seconds")
+    completion = commands.add_parser("completion", help="print what completes these commands in a shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     doctor = commands.add_parser("doctor", help="say what this machine has, and what is not as it should be")
     doctor.add_argument("--json", action="store_true", help="one JSON line instead of a table")
     return parser
@@ -83,3 +92,12 @@ def _add_operating(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     view.add_options(commands.add_parser("view", help="serve the run viewer: every run in a browser, live"))
     add_options(commands.add_parser("supervisor", help="start a worker on every run whose worker died"))
     add_commands(commands)
+
+
+def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    try:
+        import shtab
+    except ImportError:
+        raise InvalidSetting("completion needs shtab; pip install 'durable-agent-runtime[completion]'") from None
+    print(shtab.complete(parser, shell=shell))
+    return 0

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from agent_runtime.cli import decide
 from agent_runtime.cli.decide import add_command, user_name
+from agent_runtime.cli.drawn import FINE, PLAIN, draw_text
 from agent_runtime.cli.tables import json_line, print_rows, print_table, printable, told_at
+from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.errors import InvalidSetting
+from agent_runtime.picture import draw
 from agent_runtime.provision import stored_key
 from agent_runtime.runs import STATUSES, RunInfo, RunReport, Runs, Verified
 from agent_runtime.settings import Settings, read_settings
@@ -22,6 +26,8 @@ from agent_runtime.timeline import Call, Moment
 HEAD = ("RUN", "STATUS", "PROGRAM", "STEP", "ATTEMPTS", "WORKER", "UPDATED", "WHY")
 PROGRESS_EVERY = 50
 LONGEST_DETAIL = 200
+MOMENT = 48
+"""About how many columns stand before the details of a record."""
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -118,7 +124,9 @@ def _show(report: RunReport, *, as_json: bool) -> int:
 
 def _print_report(report: RunReport) -> None:
     info, timeline = report.info, report.timeline
-    print_rows([*_facts(info), ("decisions", str(len(timeline.decisions))), ("calls", _counted(report))])
+    print_rows([*_facts(info), *_counts(report)])
+    print()
+    print_picture(report)
     for segment in timeline.segments:
         who = f"process {segment.pid} on {segment.host}" if segment.pid else "unknown"
         left = segment.left or "no word of its end"
@@ -131,6 +139,21 @@ def _print_report(report: RunReport) -> None:
     for call in timeline.doubts:
         print()
         print(printable(f"in doubt: {_told(call)}; nobody knows whether it happened"))
+
+
+def print_picture(report: RunReport) -> None:
+    """The run on a time axis, as wide as the terminal."""
+    picture = draw(report.timeline, now_ms=SYSTEM_CLOCK.now_ms(), is_running=report.info.status == "running")
+    if picture is None:
+        return
+    can_draw = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for line in draw_text(picture, width=_columns(), ink=FINE if can_draw else PLAIN, colour=has_colour):
+        print(line)
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def _facts(info: RunInfo) -> Iterator[tuple[str, str]]:
@@ -147,6 +170,22 @@ def _facts(info: RunInfo) -> Iterator[tuple[str, str]]:
     yield "updated", told_at(info.updated_at)
 
 
+def _counts(report: RunReport) -> Iterator[tuple[str, str]]:
+    timeline = report.timeline
+    yield "decisions", f"{len(timeline.decisions)}, model asked {timeline.model_requests} times"
+    yield "calls", _counted(report)
+    if timeline.usage:
+        yield "usage", _usage(timeline.usage)
+    if timeline.was_recovered:
+        saved = timeline.saved
+        spared = f" ({_usage(saved.usage)})" if saved.usage else ""
+        yield "recovered", f"not done again: {saved.decisions} decisions{spared}, {saved.calls} calls"
+
+
+def _usage(usage: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in usage.items())
+
+
 def _counted(report: RunReport) -> str:
     tools = [call for call in report.timeline.calls.values() if not call.is_decision]
     waiting = f", {len(report.timeline.pending)} waiting for approval" if report.timeline.pending else ""
@@ -156,7 +195,8 @@ def _counted(report: RunReport) -> str:
 def _moment(moment: Moment) -> tuple[str, ...]:
     attempt = f"attempt {moment.attempt}" if moment.attempt else ""
     details = "" if moment.what == "claimed" or not moment.details else json_line(moment.details)
-    shown = details if len(details) <= LONGEST_DETAIL else f"{details[:LONGEST_DETAIL]}…"
+    longest = max(20, _columns() - MOMENT) if sys.stdout.isatty() else LONGEST_DETAIL
+    shown = details if len(details) <= longest else f"{details[: longest - 1]}…"
     return f"{moment.number:>6}", moment.what, moment.call, attempt, shown
 
 

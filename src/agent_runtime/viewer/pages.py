@@ -21,10 +21,12 @@ from agent_runtime.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from agent_runtime.picture import draw
 from agent_runtime.runs import Page, RunReport, Runs
 from agent_runtime.viewer import calls, live, shown
 from agent_runtime.viewer.asking import Identity, read_by
 from agent_runtime.viewer.conversation import read_conversation, read_input
+from agent_runtime.viewer.graph import draw_graph
 from agent_runtime.viewer.rendering import Rendering
 
 RUNS_A_PAGE = 50
@@ -119,16 +121,22 @@ class Pages:
 
     def _of_run(self, request: Request, whole: RunReport, problem: Problem) -> dict[str, Any]:
         report = self.rendering.of_runs(whole)
-        said, rows = read_conversation(report.timeline), calls.rows(report)
+        timeline = report.timeline
+        said, rows = read_conversation(timeline), calls.rows(report)
+        drawn = draw(timeline, now_ms=self._clock.now_ms(), is_running=report.info.status == "running")
+        began = shown.at(None if drawn is None else drawn.began_ms)
         shown_talk, shown_calls = _count(request, "talk"), _count(request, "calls")
         return {
             **self._base(request, "runs"),
-            "info": report.info, "timeline": report.timeline, "pending": report.pending, "doubts": calls.doubts(report),
+            "info": report.info, "timeline": timeline, "pending": report.pending, "doubts": calls.doubts(report),
             "left": {each.call: each for each in report.left}, "problem": problem, "rows": rows[-shown_calls:],
             "calls_in_all": len(rows), "talk": said[-shown_talk:], "talk_in_all": len(said),
-            "input": read_input(report.timeline),
-            "shown_talk": shown_talk, "shown_calls": shown_calls, "more": MORE, "segments": calls.segments(report.timeline),
-            "stamp": "" if whole.stand is None else live.stamp(whole.stand), "is_oob": False,
+            "input": read_input(timeline),
+            "shown_talk": shown_talk, "shown_calls": shown_calls, "more": MORE, "segments": calls.segments(timeline),
+            "stamp": "" if whole.stand is None else live.stamp(whole.stand),
+            "drawn": drawn, "colours": {} if drawn is None else {band.epoch: band.colour % 6 for band in drawn.bands},
+            "started": "" if began is None else shown.clock(began)[:8],
+            "graph": draw_graph(timeline.graph, timeline.visits, timeline.frontier),
         }  # fmt: skip
 
     async def value(self, request: Request) -> Response:
