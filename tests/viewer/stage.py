@@ -157,7 +157,7 @@ def corrupt(place: Place, run_id: str) -> None:
     connection = sqlite3.connect(place.path)
     with connection:
         changed = connection.execute(
-            "UPDATE journal SET body = replace(body, '80', '99') "
+            "UPDATE journal SET body = CAST(CAST(body AS TEXT) || ' ' AS BLOB) "
             "WHERE key = (SELECT key FROM runs WHERE run_id = ?) AND number = 5",
             (run_id,),
         )

@@ -9,7 +9,6 @@ from urllib.parse import parse_qsl, unquote
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from agent_runtime.errors import IdentityMismatch
 from agent_runtime.run import RunContext
 from agent_runtime.viewer.guard import read_cookies
 
@@ -27,13 +26,13 @@ class Identity:
     principal: str = ""
 
     def read(self, request: Request) -> RunContext:
-        """Who asks; `IdentityMismatch` where the proxy does not say."""
+        """Who asks; refuses where the proxy does not say."""
         named = {
             part: request.headers.get(header) for part, header in
             (("user", self.user), ("thread", self.thread), ("principal", self.principal)) if header
         }  # fmt: skip
         if not named["user"]:
-            raise IdentityMismatch(f"the proxy did not say who is there: expected the header {self.user!r}")
+            raise HTTPException(403, f"the proxy did not say who is there: expected the header {self.user!r}")
         return RunContext(**{part: value for part, value in named.items() if value})
 
 
