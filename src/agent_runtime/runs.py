@@ -65,7 +65,7 @@ __all__ = ["STATUSES", "Page", "RunInfo", "RunReport", "Runs", "Stand", "Verifie
 PAGE = 100
 FILTERED_PAGE = 1000
 MOST_LISTED = 1000
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.08
 """How long a face is kept waiting for a page of runs that are few among many."""
 WATCH_SECONDS = 0.15
 
@@ -152,11 +152,16 @@ class Runs:
             found += await self._infos([row for row in there if name in (None, row.name)], status)
             last = prefix
         while True:
-            rows = await self._rows(status, limit + 1 if name is None and status is None else FILTERED_PAGE, last)
+            is_picked = name is None and (status is None or status in ENDED)  # by the store itself
+            rows = await self._rows(status, limit + 1 if is_picked else FILTERED_PAGE, last)
             within = [row for row in rows if row.run_id.startswith(prefix)]
-            found += await self._infos([row for row in within if name in (None, row.name)], status)
-            if len(found) > limit:
-                return Page(found[:limit], found[limit - 1].run_id)
+            likely = [row for row in within if name in (None, row.name) and may_be(row, status)]
+            for at in range(0, len(likely), limit):
+                found += await self._infos(likely[at : at + limit], status)
+                if len(found) > limit:
+                    return Page(found[:limit], found[limit - 1].run_id)
+                if clock.monotonic() >= give_up_at and at + limit < len(likely):
+                    return Page(found, likely[at + limit - 1].run_id)
             if not within or len(within) < len(rows):
                 return Page(found)
             last = within[-1].run_id
@@ -198,11 +203,17 @@ class Runs:
 
     # Answering.
 
-    async def waiting_each(self) -> AsyncIterator[RunReport]:
-        """Every run that waits for somebody: with open requests, or blocked by calls in doubt; those that are parked first."""
+    async def waiting_each(self, *, within_seconds: float = float("inf")) -> AsyncIterator[RunReport]:
+        """Every run that waits for somebody: with open requests, or blocked by calls in doubt; those that are parked first.
+
+        `within_seconds`: for how long to look; a run may be left out then.
+        """
+        give_up_at = self._backing.clock.monotonic() + within_seconds
         for is_parked in (True, False):
             after: RunId | None = None
-            while page := await self._store.list_unfinished(limit=PAGE, after=after):
+            while self._backing.clock.monotonic() < give_up_at and (
+                page := await self._store.list_unfinished(limit=PAGE, after=after)
+            ):
                 after = page[-1].run_id
                 asking = [row.run_id for row in page if may_wait(row, is_parked=is_parked)]
                 for found in (await self._open_all(asking)).values():

@@ -220,6 +220,7 @@ async def test_a_store_that_is_away_is_said_to_be_and_the_page_tries_again(shelf
 async def test_what_people_decide_is_recorded_with_who_and_why(viewer: Viewer, shelf: Place) -> None:
     await stage.pause(shelf, "refund-13")
     await stage.pause(shelf, "refund-14")
+    assert "by the key mail-5:0 , then say" in text(viewer.get("/inbox").text)
     done = viewer.post("/act/approve/refund-12", {"call": "0", "by": "ana", "note": "called them"})
     assert done.status == 303
     assert done.headers["location"] == "/runs/refund-12?said=approved"

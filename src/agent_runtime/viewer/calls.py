@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from agent_runtime.ids import RunId, build_key
 from agent_runtime.journal.states import CallState
+from agent_runtime.run import prefix_of
 from agent_runtime.runs import RunReport
 from agent_runtime.timeline import Call, Segment, Timeline, Try
 
@@ -45,6 +47,12 @@ def rows(report: RunReport) -> list[Row]:
 def doubts(report: RunReport) -> Sequence[Call]:
     """The calls of which nobody knows whether they happened: none of a run whose worker is at them."""
     return () if report.info.status == "running" else report.timeline.doubts
+
+
+def keys(report: RunReport) -> Mapping[str, str]:
+    """The idempotency key of each call in doubt: what its remote is asked by."""
+    prefix = prefix_of(RunId(report.info.run_id), report.timeline.opened)
+    return {call.call: build_key(prefix, call.call) for call in doubts(report)}
 
 
 def segments(timeline: Timeline) -> list[tuple[Gap | None, Segment]]:

@@ -31,6 +31,8 @@ from agent_runtime.viewer.rendering import Rendering
 
 RUNS_A_PAGE = 50
 MOST_WAITING = 50
+INBOX_SECONDS = 0.3
+"""For so long the inbox looks for what waits: parked runs come first, and are found at once."""
 FIRST_SHOWN = 40
 MORE = 5
 """Each look at more shows so many times as much."""
@@ -128,7 +130,8 @@ class Pages:
         shown_talk, shown_calls = _count(request, "talk"), _count(request, "calls")
         return {
             **self._base(request, "runs"),
-            "info": report.info, "timeline": timeline, "pending": report.pending, "doubts": calls.doubts(report),
+            "info": report.info, "timeline": timeline, "pending": report.pending,
+            "doubts": calls.doubts(report), "keys": calls.keys(whole),
             "left": {each.call: each for each in report.left}, "problem": problem, "rows": rows[-shown_calls:],
             "calls_in_all": len(rows), "talk": said[-shown_talk:], "talk_in_all": len(said),
             "input": read_input(timeline),
@@ -161,16 +164,16 @@ class Pages:
     async def show_inbox(self, request: Request, *, status: int = 200, problem: Problem = NO_PROBLEM) -> Response:
         """What waits for somebody, with what stands against an action."""
         waiting = await self._waiting(self.runs_of(request))
-        told = [self.rendering.of_runs(each) for each in waiting]
+        told = [(self.rendering.of_runs(each), calls.keys(each)) for each in waiting]
         return self.rendering.page(
             "inbox.html", status=status, **self._base(request, "inbox"), problem=problem, stamp=live.digest(_outline(waiting)),
-            waiting=[(each, calls.doubts(each), {left.call: left for left in each.left}) for each in told],
+            waiting=[(each, calls.doubts(each), {left.call: left for left in each.left}, keys) for each, keys in told],
             is_all=len(waiting) < MOST_WAITING,
         )  # fmt: skip
 
     async def _waiting(self, runs: Runs) -> Sequence[RunReport]:
         found: list[RunReport] = []
-        async for report in runs.waiting_each():
+        async for report in runs.waiting_each(within_seconds=INBOX_SECONDS):
             found.append(report)
             if len(found) >= MOST_WAITING:
                 break

@@ -36,6 +36,15 @@
   // Live: one stream for the part of the page that has `data-live`, closed while nobody looks.
 
   let source = null;
+  let waiting = 0;
+  let restedAt = 0; // A page that takes long to load is loaded less often.
+
+  function load() {
+    const part = document.querySelector("[data-live]"), began = performance.now();
+    if (!part) return;
+    part.addEventListener("htmx:afterRequest", () => { restedAt = 2 * performance.now() - began; }, { once: true });
+    htmx.trigger(part, "changed");
+  }
 
   function follow() {
     const live = document.querySelector("[data-live]");
@@ -45,7 +54,8 @@
       const part = document.querySelector("[data-live]");
       if (!part || part.dataset.stamp === event.data) return;
       part.dataset.stamp = event.data;
-      htmx.trigger(part, "changed");
+      clearTimeout(waiting);
+      waiting = setTimeout(load, Math.max(0, restedAt - performance.now()));
     });
     source.addEventListener("away", (event) => say(`The store does not answer; trying again. ${event.data}`, "bad"));
     source.addEventListener("back", () => say("", ""));
