@@ -14,10 +14,21 @@ import hmac
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from agent_runtime import outside
 from agent_runtime.approvals import ApprovalRequest, MayApprove, Verdict, request_of
+from agent_runtime.described import (
+    CORRUPT,
+    IN_DOUBT,
+    STATUSES,
+    RunInfo,
+    RunReport,
+    Stand,
+    describe_found,
+    describe_row,
+)
 from agent_runtime.doubts import RerunInDoubt
 from agent_runtime.errors import (
     CheckpointConflict,
@@ -37,44 +48,35 @@ from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
 from agent_runtime.run import Backing, RunContext, prefix_of
 from agent_runtime.settlements import Settling
-from agent_runtime.standing import (
-    CORRUPT,
-    ENDED,
-    IN_DOUBT,
-    STATUSES,
-    TOLD,
-    UNFINISHED,
-    Page,
-    RunInfo,
-    RunReport,
-    Stand,
-    Verified,
-    describe,
-    may_be,
-    may_wait,
-    read_left,
-    why_so,
-    word_of,
-)
-from agent_runtime.timeline import Timeline, read_timeline
+from agent_runtime.standing import Looking, Page, check_status, may_be, read_left
+from agent_runtime.timeline import read_timeline
 from agent_runtime.tools import ToolRegistry
 from agent_runtime.undo import UndoResult, undo_run
 
 __all__ = ["STATUSES", "Page", "RunInfo", "RunReport", "Runs", "Stand", "Verified", "Which"]
 
 PAGE = 100
-FILTERED_PAGE = 1000
 MOST_LISTED = 1000
-LOOK_SECONDS = 0.08
-"""How long a face is kept waiting for a page of runs that are few among many."""
-WATCH_SECONDS = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Whether a run is as it was written: `why` says what is not."""
+
+    run_id: str
+    records: int = 0
+    why: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return not self.why
 
 
 Which: TypeAlias = "ApprovalRequest | tuple[str, str]"
 """A request, as `pending` gives it; or the id of its run, and its own."""
 
 
-class Runs:
+class Runs(Looking):
     """The runs of one store, for people and programs that operate them.
 
     Without `ctx` it is the operator's, for all runs; with it, it is for the runs of that user, thread and principal alone.
@@ -120,7 +122,7 @@ class Runs:
 
     async def each(self, *, status: str | None = None, after: str | None = None) -> AsyncIterator[RunInfo]:
         """The same, one after another and all of them, read page by page."""
-        _check_status(status)
+        check_status(status)
         async for page in self._pages(after):
             for info in await self._infos(page, status):
                 yield info
@@ -129,62 +131,6 @@ class Runs:
         """What happened to a run, every seal checked. `CheckpointNotFound`, `CheckpointStoreCorrupt`."""
         found = await self._read(run_id)
         return await self._report(found)
-
-    async def page(
-        self,
-        *,
-        status: str | None = None,
-        name: str | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = PAGE,
-    ) -> Page:
-        """Runs in the order of their ids, for a face: a page at a time, and no longer than `LOOK_SECONDS` for each.
-
-        `name`: only runs of that program; `prefix`: only runs whose ids begin so.
-        """
-        _check_status(status)
-        clock, found, last = self._backing.clock, list[RunInfo](), after
-        give_up_at = clock.monotonic() + LOOK_SECONDS
-        if prefix and after is None:  # the id that is the prefix itself
-            first = await self._store.latest(RunId(prefix))
-            there: Sequence[StoredRow] = [first.row] if first is not None and first.row.status != RunStatus.DELETED else []
-            found += await self._infos([row for row in there if name in (None, row.name)], status)
-            last = prefix
-        while True:
-            is_picked = name is None and (status is None or status in ENDED)  # by the store itself
-            rows = await self._rows(status, limit + 1 if is_picked else FILTERED_PAGE, last)
-            within = [row for row in rows if row.run_id.startswith(prefix)]
-            likely = [row for row in within if name in (None, row.name) and may_be(row, status)]
-            for at in range(0, len(likely), limit):
-                found += await self._infos(likely[at : at + limit], status)
-                if len(found) > limit:
-                    return Page(found[:limit], found[limit - 1].run_id)
-                if clock.monotonic() >= give_up_at and at + limit < len(likely):
-                    return Page(found, likely[at + limit - 1].run_id)
-            if not within or len(within) < len(rows):
-                return Page(found)
-            last = within[-1].run_id
-            if clock.monotonic() >= give_up_at:
-                return Page(found, last)
-
-    async def watch(self, run_id: str, *, every: float = WATCH_SECONDS) -> AsyncIterator[Stand]:
-        """How the run stands now, and again each time that changed. Reads its row, so often, while somebody iterates.
-
-        Raises what `show` raises, at once or later: also once the run is deleted.
-        """
-        await self._read(run_id)  # whose it is never changes
-        last: Stand | None = None
-        while True:
-            stored = await self._store.latest(RunId(run_id))
-            if stored is None or stored.row.status == RunStatus.DELETED:
-                await self._read(run_id)
-                raise CheckpointNotFound(f"nothing is stored for run {run_id!r} any more")
-            stand = await self._stand(stored.row)
-            if stand != last:
-                yield stand
-            last = stand
-            await self._backing.clock.sleep(every)
 
     async def verify(self, run_id: str | None = None) -> Sequence[Verified]:
         """The run, or all runs that are not as they were written. For an operator."""
@@ -202,25 +148,6 @@ class Runs:
                     yield await self._verify(row.run_id)
 
     # Answering.
-
-    async def waiting_each(self, *, within_seconds: float = float("inf")) -> AsyncIterator[RunReport]:
-        """Every run that waits for somebody: with open requests, or blocked by calls in doubt; those that are parked first.
-
-        `within_seconds`: for how long to look; a run may be left out then.
-        """
-        give_up_at = self._backing.clock.monotonic() + within_seconds
-        for is_parked in (True, False):
-            after: RunId | None = None
-            while self._backing.clock.monotonic() < give_up_at and (
-                page := await self._store.list_unfinished(limit=PAGE, after=after)
-            ):
-                after = page[-1].run_id
-                asking = [row.run_id for row in page if may_wait(row, is_parked=is_parked)]
-                for found in (await self._open_all(asking)).values():
-                    if isinstance(found, Found) and self._is_own(found):
-                        report = await self._report(found)
-                        if report.pending or report.info.status == IN_DOUBT:
-                            yield report
 
     async def pending(self, run_id: str | None = None, *, limit: int = MOST_LISTED) -> Sequence[ApprovalRequest]:
         """The open requests of a run, or of all, in the order of their runs' ids; no more than `limit`."""
@@ -364,21 +291,9 @@ class Runs:
     async def _report(self, found: Found) -> RunReport:
         timeline = read_timeline(found.stored.records, found.stored.checkpoint)
         left = tuple(read_left(await found.case(self._backing)))
-        info, row = await self._describe(found, timeline), found.stored.row
+        info, row = describe_found(found, timeline), found.stored.row
         stand = Stand(info.status, row.epoch, row.number, row.posted)
         return RunReport(info, timeline, _open_requests(found), left, stand)
-
-    async def _stand(self, row: StoredRow) -> Stand:
-        mark = await find_mark(self._store, row) if row.status == RunStatus.RUNNING and row.owner != NO_OWNER else None
-        word = word_of(row, mark) if row.status in RunStatus._value2member_map_ else CORRUPT
-        return Stand(word, row.epoch, row.number, row.posted)
-
-    async def _rows(self, status: str | None, limit: int, after: str | None) -> Sequence[StoredRow]:
-        """The next rows that may be of that status."""
-        last = None if after is None else RunId(after)
-        if status in UNFINISHED:
-            return await self._store.list_unfinished(limit=limit, after=last)
-        return await self._store.list_runs(status=ENDED.get(status or ""), limit=limit, after=last)
 
     async def _infos(self, rows: Sequence[StoredRow], status: str | None) -> Sequence[RunInfo]:
         """What a list says of these, of those alone that are of that status."""
@@ -397,7 +312,7 @@ class Runs:
         """The runs of a page whose records say more of them than their rows; all of them where it counts whose they are."""
         if self._context is not None:
             return await self._open_all([row.run_id for row in page])
-        told = [row.run_id for row in page if row.status in TOLD and status in (None, CORRUPT, TOLD[RunStatus(row.status)])]
+        told = [row.run_id for row in page if row.status in _TOLD and status in (None, CORRUPT, _TOLD[RunStatus(row.status)])]
         return await self._open_all(told)
 
     async def _open_all(self, run_ids: Sequence[RunId]) -> Mapping[RunId, Found | str | None]:
@@ -414,6 +329,11 @@ class Runs:
                 opened[run_id] = None
         return opened
 
+    async def _own(self, run_ids: Sequence[RunId]) -> Sequence[Found]:
+        """Those of the runs that verify, and are whoever's asks."""
+        opened = (await self._open_all(run_ids)).values()
+        return [found for found in opened if isinstance(found, Found) and self._is_own(found)]
+
     async def _info(self, row: StoredRow, whole: Found | str | None) -> RunInfo | None:
         """What a list says of a run; None where it is another's."""
         if self._context is not None and not (isinstance(whole, Found) and self._is_own(whole)):
@@ -421,17 +341,13 @@ class Runs:
         try:
             sealer = open_row(self._backing.ring, row, tenant=self._backing.tenant)
             if isinstance(whole, Found):
-                return await self._describe(whole, read_timeline(whole.stored.records))
+                return describe_found(whole)
             if isinstance(whole, str):
                 return RunInfo(row.run_id, CORRUPT, whole)
             mark = await find_mark(self._store, row) if row.owner != NO_OWNER else None
-            return describe(row, mark, await self._reason(row, sealer))
+            return describe_row(row, mark, await self._reason(row, sealer))
         except (CheckpointStoreCorrupt, NewerFormat) as error:
             return RunInfo(row.run_id, CORRUPT, str(error))
-
-    async def _describe(self, found: Found, timeline: Timeline) -> RunInfo:
-        row = found.stored.row
-        return describe(row, found.mark if row.owner != NO_OWNER else None, why_so(found, timeline))
 
     async def _reason(self, row: StoredRow, sealer: Sealer) -> str:
         """Why a run is in quarantine: its last record says so, which the sealed row names, over the seal before it."""
@@ -445,9 +361,8 @@ class Runs:
         return read_reason(last[1])
 
 
-def _check_status(status: str | None) -> None:
-    if status is not None and status not in STATUSES:
-        raise InvalidSetting(f"status is one of {', '.join(STATUSES)}; found {status!r}")
+_TOLD = {RunStatus.PAUSED: "paused", RunStatus.BLOCKED: IN_DOUBT, RunStatus.CANCELLED: "cancelled"}
+"""The runs of which a list says why they stand so, which their records tell."""
 
 
 def _open_requests(found: Found) -> Sequence[ApprovalRequest]:

@@ -1,90 +1,32 @@
-"""How a run stands, in words: its true status, why it stands so, who holds it, and what people left for its next worker.
-
-A run whose worker is gone does not run, whatever its row says.
-"""
+"""What a face asks of runs: a page of a long list, how one stands while it is watched, what waits, what people left."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
-from agent_runtime import codec
-from agent_runtime.approvals import ApprovalRequest, Verdict
-from agent_runtime.clock import moment
+from agent_runtime.approvals import Verdict
+from agent_runtime.described import CORRUPT, IN_DOUBT, STATUSES, Left, RunInfo, RunReport, Stand, word_of
 from agent_runtime.doubts import Case
-from agent_runtime.errors import VerdictRefused
+from agent_runtime.errors import CheckpointNotFound, InvalidSetting, VerdictRefused
+from agent_runtime.ids import RunId
 from agent_runtime.inbox import Message, MessageKind, find_cancel
-from agent_runtime.journal.records import RunStatus, StoredRow
+from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRow
 from agent_runtime.journal.states import IN_DOUBT as STATES_IN_DOUBT
 from agent_runtime.journal.states import WAITING
-from agent_runtime.lease import ProcessMark, seconds_held
-from agent_runtime.recovery import Found, read_reason
+from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.lease import find_mark
+from agent_runtime.recovery import Found
+from agent_runtime.run import Backing
 from agent_runtime.settlements import said_from_plain
-from agent_runtime.timeline import Call, Timeline
 
-CORRUPT, INTERRUPTED, IN_DOUBT = "corrupt", "interrupted", "in-doubt"
-MOST_TOLD = 3
-LONGEST_TOLD = 200
-
-STATUSES = ("running", INTERRUPTED, "paused", IN_DOUBT, "quarantined", "done", "failed", "cancelled", CORRUPT)
-"""What a run is shown as. Its own words, but for the dead (`interrupted`), the doubtful (`in-doubt`) and the corrupt."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """A run as an operator sees it. Of a corrupt one nothing is said but its id and why."""
-
-    run_id: str
-    status: str
-    why: str = ""
-    """Why it is corrupt or in quarantine, what it waits for, what is in doubt, or by whom it was cancelled."""
-    kind: str = ""
-    name: str = ""
-    step: int = 0
-    epoch: int = 0
-    attempts: int = 0
-    """How often it was claimed without progress."""
-    owner: str = ""
-    """The process that holds or last held it, as `pid@host`; empty where it was given back."""
-    wake_at: datetime | None = None
-    created_at: datetime | None = None
-    updated_at: datetime | None = None
-
-
-class Left(NamedTuple):
-    """What somebody left for whoever picks the run up, and no worker has taken up yet."""
-
-    what: str
-    """`verdict`, `settlement` or `cancel`."""
-    call: str
-    how: str
-    """The decision of a verdict, or how the call was settled."""
-    by: str
-    why: str
-
-
-class Stand(NamedTuple):
-    """How a run stands: any change of it changes one of these."""
-
-    status: str
-    epoch: int
-    number: int
-    posted: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunReport:
-    """A run that was verified as a whole, and what happened in it."""
-
-    info: RunInfo
-    timeline: Timeline
-    pending: Sequence[ApprovalRequest] = ()
-    """The requests that may be answered now, as `Runs.pending` gives them."""
-    left: Sequence[Left] = ()
-    """What people have said and no worker has taken up yet."""
-    stand: Stand | None = None
+PAGE_OF_A_FACE = 50
+PAGE = 100
+FILTERED_PAGE = 1000
+LOOK_SECONDS = 0.08
+"""How long a face is kept waiting for a page of runs that are few among many."""
+WATCH_SECONDS = 0.15
 
 
 class Page(NamedTuple):
@@ -97,19 +39,6 @@ class Page(NamedTuple):
     after: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """Whether a run is as it was written: `why` says what is not."""
-
-    run_id: str
-    records: int = 0
-    why: str = ""
-
-    @property
-    def holds(self) -> bool:
-        return not self.why
-
-
 ROWS = {
     "running": RunStatus.RUNNING, "interrupted": RunStatus.RUNNING, "paused": RunStatus.PAUSED, IN_DOUBT: RunStatus.BLOCKED,
     "quarantined": RunStatus.QUARANTINED, "done": RunStatus.DONE, "failed": RunStatus.FAILED,
@@ -118,8 +47,6 @@ ROWS = {
 """What the row of a run says that is shown as such; a corrupt one may say anything."""
 UNFINISHED = frozenset(word for word, status in ROWS.items() if not status.is_final)
 ENDED = {word: int(status) for word, status in ROWS.items() if status.is_final}
-TOLD = {RunStatus.PAUSED: "paused", RunStatus.BLOCKED: IN_DOUBT, RunStatus.CANCELLED: "cancelled"}
-"""The runs of which a list says why they stand so, which their records tell."""
 
 
 def may_be(row: StoredRow, status: str | None) -> bool:
@@ -132,73 +59,115 @@ def may_wait(row: StoredRow, *, is_parked: bool) -> bool:
     return (row.status in (RunStatus.PAUSED, RunStatus.BLOCKED)) if is_parked else row.status == RunStatus.RUNNING
 
 
-def why_so(found: Found, timeline: Timeline) -> str:
-    """What it waits for, what is in doubt, or who ended it; empty where its status says all."""
-    match found.status:
-        case RunStatus.QUARANTINED:
-            return read_reason(found.stored.records[-1])
-        case RunStatus.PAUSED:
-            return _tell("waiting for approval", timeline.pending)
-        case RunStatus.BLOCKED:
-            return _tell("in doubt", timeline.doubts)
-        case RunStatus.CANCELLED:
-            said = timeline.cancelled or {}
-            doubts = _tell("; still in doubt", timeline.doubts)
-            return f"cancelled by {said.get('by', '')}: {said.get('why', '')}{doubts}"
-        case _:
-            return ""
+def check_status(status: str | None) -> None:
+    """Refuse a word that no run is shown as."""
+    if status is not None and status not in STATUSES:
+        raise InvalidSetting(f"status is one of {', '.join(STATUSES)}; found {status!r}")
 
 
-def _tell(what: str, calls: Sequence[Call]) -> str:
-    """Calls in words: `waiting for approval: charge amount=100 (call 0)`."""
-    if not calls:
-        return ""
-    more = f" and {len(calls) - MOST_TOLD} more" if len(calls) > MOST_TOLD else ""
-    return f"{what}: " + "; ".join(told_call(call.tool, call.args, call.call) for call in calls[:MOST_TOLD]) + more
+class Looking(ABC):
+    """What a face asks of runs, on what `Runs` knows of whose they are."""
 
+    _backing: Backing
+    _store: CheckpointStore
 
-def told_call(tool: str, args: Mapping[str, object], call: str) -> str:
-    """A call in words, with its arguments as far as a line takes them."""
-    told = " ".join([tool, *(f"{name}={codec.encode_readable(codec.readable(value))}" for name, value in args.items())])
-    shown = told if len(told) <= LONGEST_TOLD else f"{told[:LONGEST_TOLD]}…"
-    return f"{shown} (call {call})"
+    @abstractmethod
+    async def _read(self, run_id: str) -> Found: ...
 
+    @abstractmethod
+    async def _infos(self, rows: Sequence[StoredRow], status: str | None) -> Sequence[RunInfo]: ...
 
-def describe(row: StoredRow, mark: ProcessMark | None, why: str) -> RunInfo:
-    """What a list says of a run."""
-    return RunInfo(
-        run_id=row.run_id,
-        status=word_of(row, mark),
-        why=why,
-        kind=row.kind,
-        name=row.name,
-        step=row.step,
-        epoch=row.epoch,
-        attempts=row.attempts,
-        owner="" if mark is None else f"{mark.pid}@{mark.host.split('/')[0]}",
-        wake_at=_moment(row.wake_at),
-        created_at=_moment(row.created_at),
-        updated_at=_moment(row.updated_at),
-    )
+    @abstractmethod
+    async def _report(self, found: Found) -> RunReport: ...
 
+    @abstractmethod
+    async def _own(self, run_ids: Sequence[RunId]) -> Sequence[Found]: ...
 
-def word_of(row: StoredRow, mark: ProcessMark | None) -> str:
-    """The status as it is: a run whose worker is gone does not run, whatever its row says."""
-    match RunStatus(row.status):
-        case RunStatus.RUNNING:
-            return INTERRUPTED if seconds_held(row, mark) is None else "running"
-        case RunStatus.BLOCKED:
-            return IN_DOUBT
-        case status:
-            return status.name.lower()
+    async def page(
+        self,
+        *,
+        status: str | None = None,
+        name: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = PAGE_OF_A_FACE,
+    ) -> Page:
+        """Runs in the order of their ids, for a face: a page at a time, and no longer than `LOOK_SECONDS` for each.
 
+        `name`: only runs of that program; `prefix`: only runs whose ids begin so.
+        """
+        check_status(status)
+        clock, found, last = self._backing.clock, list[RunInfo](), after
+        give_up_at = clock.monotonic() + LOOK_SECONDS
+        if prefix and after is None:  # the id that is the prefix itself
+            first = await self._store.latest(RunId(prefix))
+            there: Sequence[StoredRow] = [first.row] if first is not None and first.row.status != RunStatus.DELETED else []
+            found += await self._infos([row for row in there if name in (None, row.name)], status)
+            last = prefix
+        while True:
+            is_picked = name is None and (status is None or status in ENDED)  # by the store itself
+            rows = await self._rows(status, limit + 1 if is_picked else FILTERED_PAGE, last)
+            within = [row for row in rows if row.run_id.startswith(prefix)]
+            likely = [row for row in within if name in (None, row.name) and may_be(row, status)]
+            for at in range(0, len(likely), limit):
+                found += await self._infos(likely[at : at + limit], status)
+                if len(found) > limit:
+                    return Page(found[:limit], found[limit - 1].run_id)
+                if clock.monotonic() >= give_up_at and at + limit < len(likely):
+                    return Page(found, likely[at + limit - 1].run_id)
+            if not within or len(within) < len(rows):
+                return Page(found)
+            last = within[-1].run_id
+            if clock.monotonic() >= give_up_at:
+                return Page(found, last)
 
-def _moment(milliseconds_utc: int | None) -> datetime | None:
-    """An unsealed column: what no calendar holds is not shown."""
-    try:
-        return moment(milliseconds_utc) if milliseconds_utc else None
-    except (ValueError, OverflowError, OSError, TypeError):
-        return None
+    async def watch(self, run_id: str, *, every: float = WATCH_SECONDS) -> AsyncIterator[Stand]:
+        """How the run stands now, and again each time that changed. Reads its row, so often, while somebody iterates.
+
+        Raises what `show` raises, at once or later: also once the run is deleted.
+        """
+        await self._read(run_id)  # whose it is never changes
+        last: Stand | None = None
+        while True:
+            stored = await self._store.latest(RunId(run_id))
+            if stored is None or stored.row.status == RunStatus.DELETED:
+                await self._read(run_id)
+                raise CheckpointNotFound(f"nothing is stored for run {run_id!r} any more")
+            stand = await self._stand(stored.row)
+            if stand != last:
+                yield stand
+            last = stand
+            await self._backing.clock.sleep(every)
+
+    async def waiting_each(self, *, within_seconds: float = float("inf")) -> AsyncIterator[RunReport]:
+        """Every run that waits for somebody: with open requests, or blocked by calls in doubt; those that are parked first.
+
+        `within_seconds`: for how long to look; a run may be left out then.
+        """
+        give_up_at = self._backing.clock.monotonic() + within_seconds
+        for is_parked in (True, False):
+            after: RunId | None = None
+            while self._backing.clock.monotonic() < give_up_at and (
+                page := await self._store.list_unfinished(limit=PAGE, after=after)
+            ):
+                after = page[-1].run_id
+                asking = [row.run_id for row in page if may_wait(row, is_parked=is_parked)]
+                for found in await self._own(asking):
+                    report = await self._report(found)
+                    if report.pending or report.info.status == IN_DOUBT:
+                        yield report
+
+    async def _stand(self, row: StoredRow) -> Stand:
+        mark = await find_mark(self._store, row) if row.status == RunStatus.RUNNING and row.owner != NO_OWNER else None
+        word = word_of(row, mark) if row.status in RunStatus._value2member_map_ else CORRUPT
+        return Stand(word, row.epoch, row.number, row.posted)
+
+    async def _rows(self, status: str | None, limit: int, after: str | None) -> Sequence[StoredRow]:
+        """The next rows that may be of that status."""
+        last = None if after is None else RunId(after)
+        if status in UNFINISHED:
+            return await self._store.list_unfinished(limit=limit, after=last)
+        return await self._store.list_runs(status=ENDED.get(status or ""), limit=limit, after=last)
 
 
 # What people left.
