@@ -135,7 +135,7 @@ class Timeline:
     """By whom and why the run was cancelled."""
     ended: Mapping[str, object] | None = None
     opened: Mapping[str, Any] = field(default_factory=dict)
-    """What the run was given: its `input`, its `context` (user, thread, principal), the `namespace` of its keys."""
+    """What the run was given: its `input`, and the `namespace` of its keys. Whose it is, is not told."""
     graph: Mapping[str, Any] = field(default_factory=dict)
     """The graph of a flow as plain data, as it was described or migrated last; empty for a loop."""
     visits: Mapping[str, int] = field(default_factory=dict)
@@ -209,7 +209,7 @@ def _segment(timeline: Timeline, record: StoredRecord) -> Segment:
 def _note_own(timeline: Timeline, segment: Segment, record: StoredRecord, details: Mapping[str, Any]) -> None:
     match record.kind:
         case RecordKind.OPENED:
-            timeline.opened = _plain_object(record.body)
+            timeline.opened = {name: part for name, part in _plain_object(record.body).items() if name != "context"}
             timeline.graph = _mapping(_mapping(timeline.opened, "input"), "graph")
         case RecordKind.MIGRATED:
             timeline.graph = _mapping(details, "graph") or timeline.graph

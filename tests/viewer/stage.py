@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from agent_runtime import Message, Reply, RunContext, Runs, ToolCall, ToolRegistry, ToolSpec
+from pydantic import BaseModel
+
+from agent_runtime import Call, Executor, Flow, FlowRunner, Message, Reply, RunContext, Runs, ToolCall, ToolRegistry, ToolSpec
 from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.crash import CrashPoint
 from agent_runtime.testing.manual_clock import ManualClock
@@ -115,7 +117,39 @@ async def fill(folder: Path, *, wait: float = 45.0) -> Place:
     await pause(place, "order-3", 20, clock=clock)
     await Runs(place.open(), checkpoint_key=KEY).cancel("order-3", by="ana", why="the customer called it off")
     await make_poisonous(place, clock=clock)
+    await walk(place, clock=clock)
     return place
+
+
+class Order(BaseModel):
+    """What the flow works on."""
+
+    show: str = "Othello"
+    order: str = "8"
+    amount: int = 120
+    seats: dict[str, object] = {}
+    receipt: dict[str, object] = {}
+    mailed: str = ""
+
+
+def tickets() -> Flow[Order]:
+    """Look, charge, mail; or say that there is nothing left."""
+    look = Call("seats_left", args=lambda order: {"show": order.show}, into="seats")
+    pay = Call("charge_card", args=lambda order: {"order": order.order, "amount": order.amount}, into="receipt")
+    mail = Call("email_tickets", args=lambda order: {"to": "bo@example.org", "show": order.show}, into="mailed")
+    sorry = Call("email_tickets", args=lambda order: {"to": "bo@example.org", "show": "nothing left"}, into="mailed")
+    flow = Flow("tickets", state=Order).node("look", look).node("pay", pay).node("mail", mail).node("sorry", sorry)
+    flow.edge("look", "pay", when=lambda order: bool(order.seats)).edge("look", "sorry", when=lambda order: not order.seats)
+    return flow.edge("pay", "mail").end("mail", "sorry")
+
+
+async def walk(place: Place, run_id: str = "tickets-8", *, clock: ManualClock | None = None) -> None:
+    """A run of the flow, to its end."""
+    worker = Worker(place, clock=clock)
+    runner = FlowRunner(
+        Executor(Box(clock).registry), checkpoints=worker, checkpoint_key=KEY, clock=SYSTEM_CLOCK if clock is None else clock
+    )  # fmt: skip
+    await runner.run(tickets(), Order(), run_id=run_id)
 
 
 async def pause(

@@ -59,7 +59,7 @@ async def test_the_list_says_of_each_run_what_is_true_of_it(viewer: Viewer, shel
     stage.corrupt(shelf, "order-4")
     assert listed(viewer) == {
         "import-1": "quarantined", "mail-5": "in-doubt", "order-3": "cancelled", "order-4": "done", "order-7": "done",
-        "order-9": "interrupted", "refund-12": "paused", "search-2": "failed",
+        "order-9": "interrupted", "refund-12": "paused", "search-2": "failed", "tickets-8": "done",
     }  # fmt: skip
     page = text(viewer.get("/").text)
     assert 'waiting for approval: refund order="B-2" amount=900' in page
@@ -75,6 +75,11 @@ async def test_a_search_finds_ids_by_their_beginning_and_else_programs_by_their_
     assert list(listed(viewer, "?q=order-")) == ["order-3", "order-4", "order-7", "order-9"]
     assert list(listed(viewer, "?q=order-7")) == ["order-7"], "the whole id, too"
     assert list(listed(viewer, "?q=order-&status=done")) == ["order-4", "order-7"]
+    assert list(listed(viewer, "?q=tickets")) == ["tickets-8"], "an id that begins so goes before a name"
+    await stage.walk(shelf, "8-again")
+    assert list(listed(viewer, "?name=tickets")) == ["8-again", "tickets-8"]
+    await operator(shelf).delete("tickets-8", by="ana")
+    assert list(listed(viewer, "?q=tickets")) == ["8-again"], "no id begins so"
     assert listed(viewer, "?q=nothing-like-it") == {}
     assert "No run is like that" in viewer.get("/?q=nothing-like-it").text
     shown = viewer.get("/?q=%3Cb%3E").text
@@ -113,6 +118,15 @@ def test_the_page_of_a_run_tells_what_happened_and_what_was_saved(viewer: Viewer
     assert "Model requests 4" in told
     assert '<svg class="picture"' in page
     assert "recovered" not in text(viewer.get("/runs/order-4").text)
+
+
+def test_the_page_of_a_flow_shows_its_graph_with_the_way_it_went_and_what_it_was_given(viewer: Viewer) -> None:
+    page = viewer.get("/runs/tickets-8").text
+    boxes = re.findall(r'<g class="node([^"]*)"><title>(\w+):', page)
+    assert {name: "visited" in look for look, name in boxes} == {"look": True, "pay": True, "mail": True, "sorry": False}
+    assert "What it was given" in page
+    assert "Othello" in page
+    assert "sent to bo@example.org" in page
 
 
 def test_a_large_value_is_folded_with_its_size_and_has_an_address_for_the_whole(viewer: Viewer) -> None:
