@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import http.client
 import os
 import re
@@ -96,19 +97,21 @@ class Viewer:
 
 @contextmanager
 def viewing(store: Path, *options: str) -> Iterator[Viewer]:
-    """`agent-runtime view` on a free port."""
+    """`agent-runtime view` on a free port. What it says after its address is in `view.log` beside the store."""
     words = [sys.executable, "-m", "agent_runtime", "view", "--port", "0", "--store", f"sqlite:///{store}", *options]
-    environment = {**os.environ, "CHECKPOINT_KEY": _base64(KEY)}
-    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "CHECKPOINT_KEY": base64.b64encode(KEY).decode()}
+    with (
+        open(store.with_name("view.log"), "w") as log,
+        subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            line = process.stdout.readline()
-            found = re.search(r"http://\S+", line)
-            assert found is not None, f"expected its address, found {line!r} {process.stderr.read() if not line else ''}"
+            found = re.search(r"http://\S+", process.stdout.readline())
+            assert found is not None, f"expected its address, found {store.with_name('view.log').read_text()}"
             yield Viewer(found[0], process.pid)
         finally:
             process.terminate()
+            log.write(process.stdout.read())
             process.wait(PATIENCE_SECONDS)
 
 
@@ -131,9 +134,3 @@ def serving(app: Starlette) -> Iterator[Viewer]:
     finally:
         server.should_exit = True
         thread.join(PATIENCE_SECONDS)
-
-
-def _base64(key: bytes) -> str:
-    import base64
-
-    return base64.b64encode(key).decode()

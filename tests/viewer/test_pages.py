@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agent_runtime import Message, Reply, RunContext, Runs, ToolRegistry, ToolSpec
+from agent_runtime.cli import main
 from agent_runtime.errors import StoreUnavailable
-from agent_runtime.ids import RunId
 from agent_runtime.runs import STATUSES
 from agent_runtime.viewer import Identity, make_app
 from tests.bench import KEY, Delegate, Place, Script, Worker
@@ -395,8 +395,16 @@ async def test_a_hook_that_fails_hides_the_value(shelf: Place) -> None:
 # The command.
 
 
-async def test_the_command_prints_an_address_that_answers_and_writes_no_token_to_its_log(shelf: Place) -> None:
+def test_the_command_prints_an_address_that_answers_and_writes_no_token_to_its_log(shelf: Place) -> None:
     with viewing(shelf.path) as viewer:
+        token = viewer.url.partition("token=")[2]
+        assert len(token) >= 32
         assert viewer.log_in().status == 200
         assert viewer.get("/runs/order-7").status == 200
-    assert await shelf.open().latest(RunId("order-7"))
+        assert viewer.get(f"/runs/nothing?token={token}").status == 404
+    assert token not in shelf.path.with_name("view.log").read_text()
+
+
+def test_the_command_says_what_is_missing(shelf: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", "--store", f"sqlite:///{shelf.path}-not-there"]) == 1
+    assert "there is no store at" in capsys.readouterr().err
