@@ -23,7 +23,7 @@ from agent_runtime.journal import states
 TOP = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(?ms)^(?:<!-- (?P<marker>[^\n]+?) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$")
 SETTINGS = re.compile(
-    r"CRASH_|STALL_|MOCK_|(DATABASE_URL|RUN_ID|GOAL|PLANNER|CHECKPOINT_KEY|LEASE|POLL|HEARTBEAT|MAX_ATTEMPTS|STUCK_AFTER|METRICS_PORT)$"
+    r"CRASH_|STALL_|MOCK_|(DATABASE_URL|RUN_ID|GOAL|PLANNER|CHECKPOINT_KEY|LEASE|POLL|HEARTBEAT|MAX_ATTEMPTS|STUCK_AFTER|METRICS_PORT|VIEW_TOKEN)$"
 )
 COMMAND_SECONDS = 60
 

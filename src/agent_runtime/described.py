@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from agent_runtime import codec
+from agent_runtime.approvals import ApprovalRequest
 from agent_runtime.clock import moment
 from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRow
 from agent_runtime.lease import ProcessMark, seconds_held
@@ -42,12 +44,38 @@ class RunInfo:
     updated_at: datetime | None = None
 
 
+class Left(NamedTuple):
+    """What somebody left for whoever picks the run up, and no worker has taken up yet."""
+
+    what: str
+    """`verdict`, `settlement` or `cancel`."""
+    call: str
+    how: str
+    """The decision of a verdict, or how the call was settled."""
+    by: str
+    why: str
+
+
+class Stand(NamedTuple):
+    """How a run stands: any change of it changes one of these."""
+
+    status: str
+    epoch: int
+    number: int
+    posted: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunReport:
     """A run that was verified as a whole, and what happened in it."""
 
     info: RunInfo
     timeline: Timeline
+    pending: Sequence[ApprovalRequest] = ()
+    """The requests that may be answered now, as `Runs.pending` gives them."""
+    left: Sequence[Left] = ()
+    """What people have said and no worker has taken up yet."""
+    stand: Stand | None = None
 
 
 def describe_found(found: Found, timeline: Timeline | None = None) -> RunInfo:
@@ -61,7 +89,7 @@ def describe_row(row: StoredRow, mark: ProcessMark | None, why: str) -> RunInfo:
     """What is to be said of a run whose row was verified."""
     return RunInfo(
         run_id=row.run_id,
-        status=_word(row, mark),
+        status=word_of(row, mark),
         why=why,
         kind=row.kind,
         name=row.name,
@@ -75,7 +103,7 @@ def describe_row(row: StoredRow, mark: ProcessMark | None, why: str) -> RunInfo:
     )
 
 
-def _word(row: StoredRow, mark: ProcessMark | None) -> str:
+def word_of(row: StoredRow, mark: ProcessMark | None) -> str:
     """The status as it is: a run whose worker is gone does not run, whatever its row says."""
     match RunStatus(row.status):
         case RunStatus.RUNNING:

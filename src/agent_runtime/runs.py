@@ -21,7 +21,16 @@ from typing import IO, TypeAlias
 from agent_runtime import outside, retention
 from agent_runtime.approvals import ApprovalRequest, MayApprove, Verdict, request_of
 from agent_runtime.archive import Archived, read_archive
-from agent_runtime.described import CORRUPT, IN_DOUBT, STATUSES, RunInfo, RunReport, describe_found, describe_row
+from agent_runtime.described import (
+    CORRUPT,
+    IN_DOUBT,
+    STATUSES,
+    RunInfo,
+    RunReport,
+    Stand,
+    describe_found,
+    describe_row,
+)
 from agent_runtime.doubts import RerunInDoubt
 from agent_runtime.errors import (
     CheckpointConflict,
@@ -44,16 +53,17 @@ from agent_runtime.retention import FINISHED, Age, Policy, Purged, PurgeReport
 from agent_runtime.run import Backing, RunContext, check_terms, prefix_of
 from agent_runtime.settings import MAX_VALUE_BYTES
 from agent_runtime.settlements import Settling
+from agent_runtime.standing import Looking, Page, check_status, may_be, read_left
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.timeline import read_timeline
 from agent_runtime.tools import ToolRegistry
 from agent_runtime.undo import UndoResult, undo_id, undo_run
 
+__all__ = ["NAMELESS", "STATUSES", "Page", "RunInfo", "RunReport", "Runs", "Stand", "Verified", "Which", "report_of_archive"]
+
 PAGE = 100
 MOST_LISTED = 1000
 NAMELESS = "(a run without a name)"
-
-__all__ = ["NAMELESS", "STATUSES", "RunInfo", "RunReport", "Runs", "Verified", "Which", "report_of_archive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +85,7 @@ def report_of_archive(path: str | os.PathLike[str], *, checkpoint_key: Checkpoin
     """What happened to an archived run, once every seal in its file holds. Needs no store."""
     run = read_archive(path, checkpoint_key=checkpoint_key, tenant=tenant)
     found = open_stored(Backing(MemoryCheckpointStore(), KeyRing.of(checkpoint_key), run.row.tenant), run)
-    timeline = read_timeline(run.records, run.checkpoint)
+    timeline = read_timeline(found.stored.records, found.stored.checkpoint)
     return RunReport(describe_found(found, timeline), timeline)
 
 
@@ -83,7 +93,7 @@ Which: TypeAlias = "ApprovalRequest | tuple[str, str]"
 """A request, as `pending` gives it; or the id of its run, and its own."""
 
 
-class Runs:
+class Runs(Looking):
     """The runs of one store, for people and programs that operate them.
 
     Without `ctx` it is the operator's, for all runs; with it, it is for the runs of that user, thread and principal alone.
@@ -133,20 +143,14 @@ class Runs:
 
     async def each(self, *, status: str | None = None, after: str | None = None) -> AsyncIterator[RunInfo]:
         """The same, one after another and all of them, read page by page."""
-        if status is not None and status not in STATUSES:
-            raise InvalidSetting(f"status is one of {', '.join(STATUSES)}; found {status!r}")
+        check_status(status)
         async for page in self._pages(after):
-            whole = await self._load(page, status)
-            for row in page:
-                info = await self._info(row, whole.get(row.run_id))
-                if info is not None and status in (None, info.status):
-                    yield info
+            for info in await self._infos(page, status):
+                yield info
 
     async def show(self, run_id: str) -> RunReport:
         """What happened to a run, every seal checked. `CheckpointNotFound`, `CheckpointStoreCorrupt`."""
-        found = await self._read(run_id)
-        timeline = read_timeline(found.stored.records, found.stored.checkpoint)
-        return RunReport(describe_found(found, timeline), timeline)
+        return await self._report(await self._read(run_id))
 
     async def verify(self, run_id: str | None = None) -> Sequence[Verified]:
         """The run, or all runs that are not as they were written. For an operator."""
@@ -394,6 +398,20 @@ class Runs:
         """Records of runs whose row is gone, where the store can tell: they do not name their run, but are sealed for it."""
         return await self._store.strays() if isinstance(self._store, Searching) else []
 
+    async def _report(self, found: Found) -> RunReport:
+        timeline = read_timeline(found.stored.records, found.stored.checkpoint)
+        left = tuple(read_left(await found.case(self._backing)))
+        info, row = describe_found(found, timeline), found.stored.row
+        stand = Stand(info.status, row.epoch, row.number, row.posted)
+        return RunReport(info, timeline, _open_requests(found), left, stand)
+
+    async def _infos(self, rows: Sequence[StoredRow], status: str | None) -> Sequence[RunInfo]:
+        """What a list says of these, of those alone that are of that status."""
+        likely = [row for row in rows if may_be(row, status)]
+        whole = await self._load(likely, status)
+        infos = [await self._info(row, whole.get(row.run_id)) for row in likely]
+        return [info for info in infos if info is not None and status in (None, info.status)]
+
     async def _pages(self, after: str | None) -> AsyncIterator[Sequence[StoredRow]]:
         last = None if after is None else check_run_id(after)
         while page := await self._store.list_runs(limit=PAGE, after=last):
@@ -420,6 +438,11 @@ class Runs:
             except CheckpointConflict:  # deleted since it was listed
                 opened[run_id] = None
         return opened
+
+    async def _own(self, run_ids: Sequence[RunId]) -> Sequence[Found]:
+        """Those of the runs that verify, and are whoever's asks."""
+        opened = (await self._open_all(run_ids)).values()
+        return [found for found in opened if isinstance(found, Found) and self._is_own(found)]
 
     async def _info(self, row: StoredRow, whole: Found | str | None) -> RunInfo | None:
         """What a list says of a run; None where it is another's."""

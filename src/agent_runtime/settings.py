@@ -33,6 +33,7 @@ class Settings:
     stuck_after: float | None = None
     metrics_port: int | None = None
     max_value_bytes: int = MAX_VALUE_BYTES
+    view_token: str | None = None
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -61,6 +62,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         stuck_after=_seconds(environ, "STUCK_AFTER", None),
         metrics_port=_port(environ, "METRICS_PORT"),
         max_value_bytes=_count(environ, "MAX_VALUE_BYTES", MAX_VALUE_BYTES),
+        view_token=environ.get("VIEW_TOKEN") or None,
     )
 
 

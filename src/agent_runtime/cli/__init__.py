@@ -58,6 +58,10 @@ def _run(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:
             from agent_runtime.cli import migrate
 
             return migrate.main(chosen)
+        case "view":
+            from agent_runtime.cli import view
+
+            return view.main(chosen)
         case None:
             parser.print_help()
             return 2
@@ -87,11 +91,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_operating(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from agent_runtime.cli import migrate
+    from agent_runtime.cli import migrate, view
     from agent_runtime.cli.keys import add_keygen
     from agent_runtime.cli.operate import add_commands
     from agent_runtime.supervisor import add_options
 
+    view.add_options(commands.add_parser("view", help="serve the run viewer: every run in a browser, live"))
     add_options(commands.add_parser("supervisor", help="start a worker on every run whose worker died"))
     add_commands(commands)
     migrate.add_commands(commands)
