@@ -66,8 +66,6 @@ scheme = "slate"
 toggle.icon = "lucide/moon"
 toggle.name = "Switch to system preference"
 
-[project.plugins.offline]
-
 [project.plugins.search]
 
 [project.markdown_extensions]
@@ -88,7 +86,7 @@ def main() -> int:
     for fault in faults:
         print(fault, file=sys.stderr)
     if not faults:
-        print(f"wrote {target}/index.html")
+        print(f"wrote {target}/index.html; its search works when it is served: python -m http.server -d {target}")
     return 1 if faults else 0
 
 

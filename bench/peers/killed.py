@@ -7,6 +7,7 @@ For `temporal` the variable `TEMPORAL` names a running server. The programs are 
 user would. The bank's own file counts.
 """
 
+import base64
 import os
 import shutil
 import sqlite3
@@ -100,11 +101,20 @@ def edit(file: Path) -> bool:
 def with_other_price(value: object) -> object:
     match value:
         case str():
-            return value.replace("price 20", "price 90")
+            return in_base64(value) or value.replace("price 20", "price 90")
         case bytes():
             return value.replace(b"price 20", b"price 90")
         case _:
             return value
+
+
+def in_base64(value: str) -> str:
+    """The same for bytes that are stored as text; nothing for what is none."""
+    try:
+        raw = base64.b64decode(value, validate=True)
+    except ValueError:
+        return ""
+    return base64.b64encode(raw.replace(b"price 20", b"price 90")).decode() if b"price 20" in raw else ""
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ async def main() -> None:
     store = SQLiteCheckpointStore("runs.db")
     runner = FlowRunner(Executor(registry), checkpoints=store, checkpoint_key=KEY)
     try:
-        found = await (runner.run(flow, Order(), run_id="order-7") if sys.argv[1] == "start" else runner.recover(flow, "order-7"))
+        found = await (
+            runner.run(flow, Order(), run_id="order-7") if sys.argv[1] == "start" else runner.recover(flow, "order-7")
+        )
         print(found.status, found.state)
     except AgentRuntimeError as refused:
         print(f"{type(refused).__name__}: {refused}")
