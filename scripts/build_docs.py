@@ -113,10 +113,10 @@ def build(target: Path, top: Path = TOP) -> list[str]:
 
 
 def put_pages(top: Path, into: Path) -> None:
-    """Every page and picture of `docs/`, and whatever else they lead to, as pages of the site."""
+    """Every page and picture of `docs/`, those beside it, and whatever else they lead to, as pages of the site."""
     shutil.copytree(top / "docs", into, ignore=shutil.ignore_patterns("*.md"))
     done: set[Path] = set()
-    waiting = sorted((top / "docs").rglob("*.md"))
+    waiting = [*sorted((top / "docs").rglob("*.md")), *sorted(top.glob("*.md"))]
     while waiting:
         source = waiting.pop()
         if source in done:

@@ -61,7 +61,9 @@ def site_css() -> str:
         "div.picture { overflow-x: auto; margin: 1.5em 0; }\n"
         "div.picture svg { display: block; width: 100%; min-width: 620px; max-width: 760px; height: auto; }\n"
         ".md-typeset img { max-width: 100%; height: auto; }\n"
-        ".md-typeset table:not([class]) td code { overflow-wrap: anywhere; }\n"
+        # Whole names: a table that is too wide is scrolled, on its own.
+        ".md-typeset table:not([class]) td code { white-space: nowrap; }\n"
+        ".md-typeset table:not([class]) td { min-width: 8em; }\n"
     )
 
 
@@ -189,10 +191,12 @@ def replay() -> str:
         else:
             parts += [text(34, y + 22, "the journal ends", "dim")]
         parts += [box(340, y, 400, 34, frame), text(356, y + 22, does, kind)]
-    return sheet(
-        300, "The journal of a run, and what each record leads to when another worker runs the loop from its beginning",
-        text(20, 34, "journal, verified seal by seal", "head"), text(340, 34, "the loop runs from its beginning", "head"), *parts,
-    )  # fmt: skip
+    told = "The journal of a run, and what each record leads to when another worker runs the loop anew"
+    heads = (
+        text(20, 34, "journal, verified seal by seal", "head"),
+        text(340, 34, "the loop runs from its beginning", "head"),
+    )
+    return sheet(300, told, *heads, *parts)
 
 
 PICTURES: dict[str, Callable[[], str]] = {
