@@ -6,7 +6,7 @@ MINUTES ?= 2
 STORE ?= postgres
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format pictures contract sweep powercut chaos bench pins clean
+.PHONY: help setup demo test check format contract docs pages pictures sweep powercut chaos bench pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -34,7 +34,15 @@ format: setup ## format the code and mend what the linter can mend
 contract: setup ## let a store pass the contract of all stores (STORE=memory, sqlite, postgres, sqlalchemy, redis or blobs)
 	$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS) $(wildcard tests/contract/*_$(STORE).py)
 
-pictures: setup ## record the pictures of the README again
+docs: setup ## build the site of the documentation into site/, offline
+	$(PYTHON_IN_VENV) scripts/build_docs.py
+
+pages: setup ## write what is made in the pages again: quotes, output, lists, the reference
+	$(PYTHON_IN_VENV) -m tests.pages
+
+pictures: setup ## record and draw the pictures of the pages again
+	$(PYTHON_IN_VENV) scripts/pictures.py
+	$(PYTHON_IN_VENV) scripts/viewer_pictures.py
 	$(PYTHON_IN_VENV) scripts/terminal_picture.py docs/pictures/demo.svg "agent-runtime demo" .venv/bin/agent-runtime demo
 
 sweep: setup ## crash at every commit of a run and recover, on every store
@@ -53,5 +61,5 @@ pins: ## pin the dependencies again (needs uv; UPGRADE=1 takes the newest)
 	@sh scripts/pin.sh
 
 clean: ## remove .venv, caches and what builds leave behind
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

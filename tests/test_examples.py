@@ -34,8 +34,13 @@ KEY_LINES = {
         "run. Restore the store from a copy you trust, and find out who can write to it."
     ],
     "ask": ["done - closed the account of Kim: asked for it"],
+    "keys": [
+        "ana: from 2030 to 2031",
+        "refused: run 'eve' is sealed under key '2030', which is revoked",
+        "to be read in the file: ['ana', 'ben', 'eve']",
+    ],
     "large_values": [
-        "a blob of 2,000,013 bytes beside a store of less than 1,000,000: True",
+        "a blob of 2,000,032 bytes beside a store of less than 1,000,000: True",
         "it goes with its run: True",
         "refused: the result of tool 'charge' takes 8,000,002 bytes as it is recorded, and 1,000,000 are allowed",
         "done: receipt 17, in the bank's portal",

@@ -119,7 +119,7 @@ def test_an_archive_is_verified_and_shown_without_the_store(shell: Shell) -> Non
     shown = shell("show", "a")
     for path in shell.folder.glob("runs.db*"):
         path.unlink()
-    assert re.fullmatch(r"verified 1 run, \d+ records: none corrupt\n", shell("verify", "a.jsonl"))
+    assert re.fullmatch(r"verified 1 run, \d+ records: none corrupt\nunder key key: 1 run\n", shell("verify", "a.jsonl"))
     assert shell("show", "a.jsonl") == shown
     [plain] = shell.plain("verify", "a.jsonl")
     assert (plain["run"], plain["file"], plain["holds"]) == ("a", "a.jsonl", True)
@@ -145,7 +145,7 @@ def test_files_folders_and_runs_are_verified_in_one_go_and_what_is_wrong_is_name
     assert re.search(
         r"(?m)^corrupt  kept/b\.jsonl  archive 'kept/b\.jsonl' is not as it was written, at line \d+: it is cut off", said
     )
-    assert said.endswith(" records: 1 corrupt\n")
+    assert " records: 1 corrupt\nunder key key: " in said
     assert [each["holds"] for each in shell.plain("verify", "kept", code=1)] == [True, False]
     assert "CheckpointNotFound" in shell("verify", "nobody", code=1)
     assert "is not as it was written" in shell("show", "kept/b.jsonl", code=1)

@@ -75,6 +75,8 @@ class Archived(NamedTuple):
     """Its length in bytes."""
     head: bytes
     """The seal of the last record: two archives of one state of a run have the same."""
+    key_id: str
+    """The key that the run is under."""
 
 
 def archive_name(run_id: str) -> str:
@@ -132,7 +134,7 @@ def _write_lines(file: IO[bytes], run: StoredRun, messages: Sequence[StoredMessa
     last = _line({"end": {"lines": lines, "sha256": digest.hexdigest(), "seal": _base64(seal)}})
     file.write(last)
     return Archived(
-        row.run_id, row.tenant, RunStatus(row.status), row.number, len(genuine), size + len(last), row.head
+        row.run_id, row.tenant, RunStatus(row.status), row.number, len(genuine), size + len(last), row.head, row.key_id
     )  # fmt: skip
 
 
@@ -374,7 +376,7 @@ def _check_lines(
         messages += 1
         word, plain = reader.next()
     _check_end(reader, sealer, word, plain)
-    archived = Archived(row.run_id, row.tenant, RunStatus(row.status), row.number, messages, reader.size, row.head)
+    archived = Archived(row.run_id, row.tenant, RunStatus(row.status), row.number, messages, reader.size, row.head, row.key_id)
     return archived, row, checkpoint
 
 

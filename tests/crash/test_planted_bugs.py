@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_runtime.errors import NotSent
 from agent_runtime.journal.records import RunStatus, StoredRecord, StoredRow
 from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointStore
 from agent_runtime.messages import Reply, ToolCall
@@ -76,11 +77,11 @@ async def test_a_tool_that_acts_otherwise_each_time_is_found() -> None:
     def tools(remote: Client) -> ToolRegistry:
         registry = ToolRegistry()
 
-        @registry.tool(pure=True)
+        @registry.tool(pure=True, pause=0.001)
         async def charge(what: str) -> str:
             times[0] += 1
             if times[0] == 1:
-                await remote.read("look", {"what": what})
+                raise NotSent("not yet")
             return await remote.read("charge", {"what": what})
 
         return registry

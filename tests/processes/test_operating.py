@@ -81,12 +81,13 @@ def test_verify_says_which_run_is_not_as_it_was_written_and_exits_with_one(crash
     whole = command(crashed, "verify")
     assert (whole.returncode, whole.stderr) == (0, "")
     assert whole.stdout.startswith("verified 3 runs, ")
-    assert whole.stdout.endswith(" records: none corrupt\n")
+    assert whole.stdout.endswith(" records: none corrupt\nunder key key: 3 runs\n")
     change(crashed, "UPDATE journal SET body = ? WHERE key = 1 AND number = 4", b'{"text":"never said"}')
     bad = command(crashed, "verify")
     assert bad.returncode == 1
     assert bad.stdout.startswith("corrupt  whole  run 'whole' is not as it was written: the seal of record 4 does not hold")
-    assert bad.stdout.splitlines()[-1].endswith(": 1 corrupt")
+    assert bad.stdout.splitlines()[-2:] == [bad.stdout.splitlines()[1], "under key key: 2 runs"]
+    assert bad.stdout.splitlines()[1].endswith(": 1 corrupt")
     assert [each["run"] for each in plain(crashed, "verify") if not each["holds"]] == ["whole"]
     assert command(crashed, "verify", "early").returncode == 0
     assert command(crashed, "verify", "whole").returncode == 1

@@ -32,9 +32,9 @@ def main(*, as_json: bool, store: str | None = None) -> int:
         "newest_layout": layout.newest or None,
         "key": "set" if settings.checkpoint_key else "in its file, beside the store or in the working directory",
     }
-    failover, about_failover = _about_failover(url) if not troubles or layout.found else ("", [])
+    failover, about_failover = _about_failover(url)
     facts |= {"failover": failover} if failover else {}
-    warnings = [*_about_sqlite(), *_about_its_place(url), *troubles, *about_failover]
+    warnings = list(dict.fromkeys([*_about_sqlite(), *_about_its_place(url), *troubles, *about_failover]))
     if as_json:
         print(json.dumps({**facts, "warnings": warnings}))
     else:

@@ -143,7 +143,7 @@ def _verify_file(path: str, ring: KeyRing) -> Verified:
         archived = verify_archive(path, checkpoint_key=ring)
     except (CheckpointStoreCorrupt, NewerFormat) as error:
         return Verified("", why=str(error))
-    return Verified(archived.run_id, archived.records)
+    return Verified(archived.run_id, archived.records, key_id=archived.key_id)
 
 
 # Archiving.
