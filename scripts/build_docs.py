@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 TOP = Path(__file__).resolve().parent.parent
 NAME = "durable-agent-runtime"
 OUTSIDE = "repository"
+PICTURES = (".svg", ".png")
 """The folder of the site for what lies outside of `docs/`."""
 FIRST = ("tool-loop", "flows", "after-a-crash", "in-doubt", "approvals", "supervisor", "stores", "names", "settings", "errors")
 """What is best read first of a folder, where it is there; the rest follows by title."""
@@ -126,7 +127,7 @@ def put_pages(top: Path, into: Path) -> None:
         page.parent.mkdir(parents=True, exist_ok=True)
         text = page_text(source, top)
         page.write_text(for_the_site(text, source, top), encoding="utf-8")
-        waiting += [linked for linked in links(text, source) if linked.exists() and linked.suffix != ".svg"]
+        waiting += [linked for linked in links(text, source) if linked.exists() and linked.suffix not in PICTURES]
     from scripts import pictures
 
     (into / "site.css").write_text(pictures.site_css(), encoding="utf-8")
@@ -213,7 +214,8 @@ def with_pictures(text: str, source: Path) -> str:
     """Our drawings stand in the page itself: so they have its colours, also where the reader switches them."""
 
     def put(match: re.Match[str]) -> str:
-        drawing = (source.parent / match["target"]).read_text(encoding="utf-8")
+        picture = source.parent / match["target"]
+        drawing = picture.read_text(encoding="utf-8") if picture.suffix == ".svg" else ""
         if 'class="picture"' not in drawing:
             return match[0]
         drawing = re.sub(r"(?s)<style>.*?</style>", "", drawing)

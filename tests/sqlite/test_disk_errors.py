@@ -37,9 +37,8 @@ class Fault(NamedTuple):
     files: Sequence[str] = ("", "-wal")
 
 
-FLUSHES = [
-    Fault("fdatasync,fsync", "EIO", when) for when in ("13+6", "6+4", "12+7", "8+9", "10+5", "9+11", "7+13", "15+8", "11+10")
-]
+MOMENTS = ("13+6", "6+4", "12+7", "8+9", "10+5", "9+11", "7+13", "15+8", "11+10")
+FLUSHES = [Fault("fdatasync,fsync", "EIO", when) for when in MOMENTS]
 """Together they strike every kind; which of them strikes which depends on how SQLite lays out its pages."""
 OWN = ("",)
 FAULTS = {
