@@ -242,10 +242,11 @@ class Runs(Looking):
     async def delete(self, run_id: str, *, by: str, force: bool = False) -> None:
         """Remove all of a run. Its id is not used again, and so no key of its calls.
 
-        `CheckpointConflict` while its worker may be alive; unless forced, also while it waits for a person or has a call in
-        doubt: what is known of that call would be gone too.
+        `CheckpointConflict` while its worker may be alive; unless forced, also while it waits for a person, has a call in
+        doubt, of which all that is known would be gone too, or is being taken back by an undo that has not ended.
         """
-        await outside.delete(self._backing, check_run_id(run_id), by=by, force=force, admit=self._admit)
+        run = check_run_id(run_id)
+        await outside.delete(self._backing, run, by=by, force=force, undo_id=undo_id(run), admit=self._admit)
 
     # Keeping and removing many.
 
