@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -416,16 +417,30 @@ class AwayEar(PassingEar):
         return await super().posted(run_ids)
 
 
+class Still(ManualClock):
+    """A clock that nobody moves but the test; `begun`: how often a thread began to wait for it."""
+
+    begun = 0
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.begun += 1
+        return super().wait(event, seconds)
+
+    def waits_again(self, begun: int) -> bool:
+        """Whether somebody waits who began since `begun`."""
+        return self.begun > begun and self.sleepers == 1
+
+
 @pytest.fixture
-def still() -> Iterator[ManualClock]:
-    """A clock that nobody moves but the test; at the end it lets the threads go that wait for it."""
-    clock = ManualClock()
+def still() -> Iterator[Still]:
+    """At the end it lets the threads go that wait for it."""
+    clock = Still()
     yield clock
     clock.advance(1000)
 
 
 @pytest.mark.parametrize("where", ["listen", "heard", "posted"])
-async def test_a_store_that_is_away_is_waited_for_and_asked_less_and_less_often(where: str, still: ManualClock) -> None:
+async def test_a_store_that_is_away_is_waited_for_and_asked_less_and_less_often(where: str, still: Still) -> None:
     store = Away(MemoryCheckpointStore())
     draft = await opened(store)
     store.where = where
@@ -433,8 +448,10 @@ async def test_a_store_that_is_away_is_waited_for_and_asked_less_and_less_often(
     for tries, pause in enumerate((0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0), start=1):
         await until(lambda: still.sleepers == 1)
         still.advance(pause - 0.05)
+        begun = still.begun
         other = wait(doorbell(store, still), "nobody")
-        await asyncio.sleep(0.01)
+        # The pause is interrupted, and its rest is waited for from the time that the clock shows then.
+        await until(partial(still.waits_again, begun))
         other.cancel()
         assert store.listened == tries, "whoever comes meanwhile has to wait too"
         still.advance(0.06)

@@ -247,11 +247,28 @@ async def test_an_endless_message_is_cut_and_the_run_goes_on(place: Place) -> No
 # Deadlines.
 
 
+LATE_SECONDS = 1000.0
+"""A deadline that a busy machine does not miss."""
+
+
+@pytest.fixture
+async def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    """Lets every deadline pass, from any thread: the event loop's own clock goes ahead."""
+    loop = asyncio.get_running_loop()
+    real = loop.time
+
+    def go_ahead() -> None:
+        monkeypatch.setattr(loop, "time", lambda: real() + LATE_SECONDS)
+
+    return lambda: loop.call_soon_threadsafe(go_ahead)
+
+
 @dataclass
 class Slow:
-    """A tool that acts at once and answers only when it is told to."""
+    """A tool that acts at once and answers only when it is told to; `late` is told that it has acted for the first time."""
 
     is_async: bool
+    late: Callable[[], object] = bool
     remote: Remote = field(default_factory=Remote)
     keys: list[str] = field(default_factory=list)
     answers: threading.Event = field(default_factory=threading.Event)
@@ -262,7 +279,10 @@ class Slow:
 
         def enter() -> str:
             self.keys.append(idempotency_key())
-            return self.remote.act("act", {}, idempotency_key())
+            effect = self.remote.act("act", {}, idempotency_key())
+            if len(self.keys) == 1:
+                self.late()
+            return effect
 
         async def slowly(amount: int) -> str:
             answer = enter()
@@ -284,10 +304,10 @@ class Slow:
 @pytest.mark.parametrize("answers", [(), TimeoutError, OSError, Exception], ids=str)
 @pytest.mark.parametrize("rule", RULES)
 async def test_a_deadline_is_never_an_answer_whatever_the_tool_declares(
-    place: Place, rule: str, answers: type[Exception] | tuple[()]
+    place: Place, rule: str, answers: type[Exception] | tuple[()], late: Callable[[], object]
 ) -> None:
-    slow = Slow(is_async=True)
-    registry = slow.registry(timeout=0.02, answers=answers, **RULES[rule])
+    slow = Slow(is_async=True, late=late)
+    registry = slow.registry(timeout=LATE_SECONDS, answers=answers, **RULES[rule])
     if rule == "none":
         with pytest.raises(RecoveryNeedsDecision):
             await Worker(place).run(script(), registry)
@@ -302,10 +322,10 @@ async def test_a_deadline_is_never_an_answer_whatever_the_tool_declares(
 @pytest.mark.parametrize("answers", [(), OSError], ids=str)
 @pytest.mark.parametrize("rule", RULES)
 async def test_a_thread_that_outlives_its_deadline_is_never_joined_by_a_second_and_keeps_its_owner_alive(
-    place: Place, rule: str, answers: type[Exception] | tuple[()]
+    place: Place, rule: str, answers: type[Exception] | tuple[()], late: Callable[[], object]
 ) -> None:
-    slow = Slow(is_async=False)
-    registry = slow.registry(timeout=0.02, answers=answers, **RULES[rule])
+    slow = Slow(is_async=False, late=late)
+    registry = slow.registry(timeout=LATE_SECONDS, answers=answers, **RULES[rule])
     try:
         with pytest.raises(RecoveryNeedsDecision, match="thread still runs"):
             await Worker(place).run(script(), registry)

@@ -24,7 +24,7 @@ from agent_runtime.journal.journal import guard_of
 from agent_runtime.journal.records import NO_OWNER, RecordKind, RunStatus, StoredRecord, StoredRow, StoredRun
 from agent_runtime.journal.seal import sealer_for
 from agent_runtime.journal.store import Answer, AnswerKind, Append
-from agent_runtime.run import RunContext
+from agent_runtime.run import Backing, RunContext, start
 from agent_runtime.telemetry import HistorySink
 from agent_runtime.testing.manual_clock import ManualClock
 from agent_runtime.testing.store_contract.witness import untouched
@@ -56,6 +56,17 @@ async def rewrite(place: Place, status: RunStatus, **changes: Any) -> None:
     record = StoredRecord(number, row.epoch, kind, "", 0, b"{}", seal)
     [answer] = await store.commit([Append(wished, guard_of(row), (record,))])
     assert answer.kind is AnswerKind.OK
+
+
+async def test_a_run_whose_messages_this_version_does_not_read_is_let_go_by_whoever_picked_it_up(place: Place) -> None:
+    given = {"messages": [{"role": "oracle", "content": "go"}]}
+    run = start(Backing(place.open(), RING), ID, kind="loop", name="", context=None, given=given)
+    await run.barrier()
+    run.let_go()
+    error = await error_of(Worker(place).recover(Script("done"), ToolRegistry(), take_over=True))
+    assert "has role 'oracle'" in str(error)
+    row = (await place.load(ID)).row
+    assert (row.status, row.owner, row.epoch) == (RunStatus.RUNNING, NO_OWNER, 2)
 
 
 # Who may.

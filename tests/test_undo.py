@@ -127,6 +127,32 @@ async def test_an_undo_without_a_repeat_rule_is_in_doubt_after_a_crash_and_needs
     assert (result.holds, shop.remote.keys.count("run:1/undo")) == (True, 2)
 
 
+async def test_a_run_is_not_deleted_while_its_undo_has_not_ended_but_by_force(place: Place) -> None:
+    shop = Shop()
+    await failed(place, shop)
+    shop.dies = True
+    with pytest.raises(Killed):
+        await take_back(place, shop)
+    runs = Runs(Worker(place), checkpoint_key=RING)
+    with pytest.raises(CheckpointConflict, match=r"'run' is being taken back by run 'run/undo'"):
+        await runs.delete("run", by="ana")
+    assert (await take_back(place, shop)).holds
+    await runs.delete("run", by="ana")
+
+
+async def test_a_run_whose_undo_never_ends_is_deleted_by_force(place: Place) -> None:
+    shop = Shop()
+    await failed(place, shop)
+    shop.dies = True
+    with pytest.raises(Killed):
+        await take_back(place, shop)
+    runs = Runs(Worker(place), checkpoint_key=RING)
+    await runs.delete("run", by="ana", force=True)
+    with pytest.raises(CheckpointConflict, match="was deleted"):
+        await runs.show("run")
+    assert (await runs.show("run/undo")).info.status == "interrupted"
+
+
 async def test_an_undo_that_is_refused_is_told_and_the_others_go_on(place: Place) -> None:
     shop = Shop()
     shop.refuses = True

@@ -19,6 +19,7 @@ from agent_runtime import codec
 from agent_runtime.clock import milliseconds, moment
 from agent_runtime.errors import InvalidArguments, Unrecordable, VerdictRefused
 from agent_runtime.journal.replay import CallLife
+from agent_runtime.redaction import Redact, find_marks, holds_mark, shown_args
 from agent_runtime.tools import Tool
 
 LONGEST_NOTE = 10_000
@@ -85,7 +86,10 @@ class Verdict(NamedTuple):
 
 
 class ApprovalRequest(NamedTuple):
-    """A call that waits for a verdict: `args` are the arguments as they will be sent, `digest` binds a verdict to them."""
+    """A call that waits for a verdict: `args` are the arguments as they will be sent, `digest` binds a verdict to them.
+
+    Where a face redacts them they are shown as they may be, and the digest binds to the true ones all the same.
+    """
 
     id: str
     """The call's place in its run: what a verdict names."""
@@ -97,6 +101,8 @@ class ApprovalRequest(NamedTuple):
     key: str = ""
     asked_at: datetime | None = None
     expires_at: datetime | None = None
+    is_redacted: bool = False
+    """Whether `args` are not all that will be sent."""
 
     def approve(self, *, by: str, note: str = "") -> Verdict:
         """Let the call go out with these very arguments."""
@@ -110,6 +116,11 @@ class ApprovalRequest(NamedTuple):
         """Let it go out with some arguments changed: those named are replaced. They are checked like the model's."""
         if not isinstance(changes, Mapping):
             raise VerdictRefused(f"an edit is a dict of the arguments to change, found {type(changes).__name__}")
+        if self.is_redacted:
+            raise VerdictRefused(
+                f"request {self.id!r} of run {self.run_id!r} is shown redacted, and an edit sends all arguments: make it with "
+                "Runs.edit(request, changes, by='…'), which knows the others"
+            )
         return self._answer(Decision.EDIT, by, note, {**self.args, **changes})
 
     def _answer(self, decision: Decision, by: str, note: str, args: Mapping[str, object] | None = None) -> Verdict:
@@ -131,13 +142,36 @@ class ApprovalRequest(NamedTuple):
         except (KeyError, ValueError, TypeError, OverflowError, OSError, RecursionError) as error:
             raise VerdictRefused(f"expected the JSON of a request, found what cannot be read: {error!r}") from error
         texts = (request.id, request.run_id, request.tool, request.digest, request.key)
-        if not (all(type(text) is str for text in texts) and type(request.step) is int and type(request.args) is dict):
+        others = ((request.step, int), (request.args, dict), (request.is_redacted, bool))
+        if not (all(type(text) is str for text in texts) and all(type(part) is kind for part, kind in others)):
             raise VerdictRefused(f"expected the JSON of a request, found parts of other types: {request!r:.200}")
         return request
 
 
 MayApprove: TypeAlias = Callable[[str, ApprovalRequest], bool]
 """Whether somebody may answer a request; raising says no, too."""
+
+
+def redact_request(request: ApprovalRequest, redact: Redact | None) -> ApprovalRequest:
+    """The request as it may be shown: approving or denying it means the true one."""
+    args = shown_args(redact, request.args)
+    return request if args == request.args else request._replace(args=args, is_redacted=True)
+
+
+def edit_true(true: ApprovalRequest, seen: ApprovalRequest, changes: Mapping[str, object], *, by: str, note: str) -> Verdict:
+    """The edit of a request by somebody who saw it redacted: what they leave out is sent as it truly is.
+
+    `VerdictRefused` where it holds what was shown in place of something: nobody means that to be sent. It is bound to what
+    was seen.
+    """
+    verdict = true.edit(changes, by=by, note=note)
+    marks = find_marks(seen.args, true.args)
+    if seen.is_redacted and (names := [name for name, value in changes.items() if holds_mark(value, marks)]):
+        raise VerdictRefused(
+            f"the edit of {names} holds what is only shown in place of the true value, and would be sent so; leave it out to "
+            "send it as it is, or give all of it anew"
+        )
+    return verdict._replace(digest=seen.digest)
 
 
 class Asked(NamedTuple):

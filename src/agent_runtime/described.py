@@ -13,6 +13,7 @@ from agent_runtime.clock import moment
 from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRow
 from agent_runtime.lease import ProcessMark, seconds_held
 from agent_runtime.recovery import Found, read_reason
+from agent_runtime.redaction import Redact, shown_text
 from agent_runtime.timeline import Call, Timeline, read_timeline
 
 CORRUPT, INTERRUPTED, IN_DOUBT = "corrupt", "interrupted", "in-doubt"
@@ -78,11 +79,11 @@ class RunReport:
     stand: Stand | None = None
 
 
-def describe_found(found: Found, timeline: Timeline | None = None) -> RunInfo:
-    """What is to be said of a run that was verified as a whole."""
+def describe_found(found: Found, timeline: Timeline | None = None, *, redact: Redact | None = None) -> RunInfo:
+    """What is to be said of a run that was verified as a whole; a timeline that is given is redacted already."""
     row = found.stored.row
-    told = read_timeline(found.stored.records) if timeline is None else timeline
-    return describe_row(row, found.mark if row.owner != NO_OWNER else None, _why(found, told))
+    told = read_timeline(found.stored.records, redact=redact) if timeline is None else timeline
+    return describe_row(row, found.mark if row.owner != NO_OWNER else None, _why(found, told, redact))
 
 
 def describe_row(row: StoredRow, mark: ProcessMark | None, why: str) -> RunInfo:
@@ -122,10 +123,10 @@ def _moment(milliseconds_utc: int | None) -> datetime | None:
         return None
 
 
-def _why(found: Found, timeline: Timeline) -> str:
+def _why(found: Found, timeline: Timeline, redact: Redact | None) -> str:
     match found.status:
         case RunStatus.QUARANTINED:
-            return read_reason(found.stored.records[-1])
+            return shown_text(redact, read_reason(found.stored.records[-1]))
         case RunStatus.PAUSED:
             return _tell("waiting for approval", timeline.pending)
         case RunStatus.BLOCKED:

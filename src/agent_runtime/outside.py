@@ -191,10 +191,11 @@ def _note_cancel(journal: Journal, word: Cancel) -> None:
 # Delete.
 
 
-async def delete(backing: Backing, run_id: RunId, *, by: str, force: bool, admit: Admit) -> None:
-    """Remove all of a run, but for a mark that keeps its id from being used again.
+async def delete(backing: Backing, run_id: RunId, *, by: str, force: bool, undo_id: RunId, admit: Admit) -> None:
+    """Remove all of a run, but for a mark that keeps its id from being used again. `undo_id`: the run that takes it back.
 
-    `CheckpointConflict` while its owner may be alive; and, unless forced, while somebody has to decide about it.
+    `CheckpointConflict` while its owner may be alive; and, unless forced, while somebody has to decide about it, or it is
+    being taken back: who asks for that again asks it of this run.
     """
     require_text("by", by)
     was_sent = False
@@ -205,6 +206,11 @@ async def delete(backing: Backing, run_id: RunId, *, by: str, force: bool, admit
             raise CheckpointConflict(f"run {run_id!r} has a worker that may be alive; cancel the run first, then delete it")
         if not force and (why := why_kept(found)):
             raise CheckpointConflict(f"run {run_id!r} {why}; decide first, or delete it all the same with force")
+        if not force and await is_taken_back(backing, found, undo_id):
+            raise CheckpointConflict(
+                f"run {run_id!r} is being taken back by run {undo_id!r}, which has not ended and cannot go on without it; let "
+                "the undo end first, or delete the run all the same with force"
+            )
         row = found.stored.row
         was_sent = True
         answer = await backing.store.delete(run_id, guard=Guard(row.epoch, row.owner, row.number, row.head))
@@ -234,6 +240,14 @@ def why_kept(found: Found) -> str:
             return "is blocked and waits for somebody's decision"
         case _:
             return ""
+
+
+async def is_taken_back(backing: Backing, found: Found, undo_id: RunId) -> bool:
+    """Whether what the run did is being taken back, and that has not ended."""
+    if found.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
+        return False
+    undo = await backing.store.latest(undo_id)
+    return undo is not None and not RunStatus(undo.row.status).is_final
 
 
 # Settle.

@@ -13,7 +13,7 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeAlias
@@ -113,6 +113,27 @@ def redact_mapping(redact: Redact | None, data: Mapping[str, object]) -> dict[st
     return {name: by_name(redact, name, value) for name, value in data.items()}
 
 
+def shown_args(redact: Redact | None, args: Mapping[str, object]) -> Mapping[str, object]:
+    """Arguments by name as they may be shown; under one name where a hook makes no mapping of them."""
+    told = shown(redact, args, Part.ARGUMENT)
+    return told if isinstance(told, Mapping) else {"arguments": told}
+
+
+def shown_text(redact: Redact | None, text: str, part: Part = Part.ERROR) -> str:
+    """Words in which something may be quoted, as they may be shown."""
+    return str(shown(redact, text, part)) if text else text
+
+
+def find_marks(shown_value: object, value: object) -> frozenset[str]:
+    """What stands, in what is shown, for parts of the value that are not: no such text is meant as it is by anybody."""
+    return frozenset(_leaves(shown_value)) - frozenset(_leaves(value)) | {HIDDEN, UNREDACTED}
+
+
+def holds_mark(value: object, marks: Collection[str]) -> bool:
+    """Whether the value, or a part of it, is one of these."""
+    return any(leaf in marks for leaf in _leaves(value))
+
+
 def redacting(sink: Sink, redact: Redact) -> Sink:
     """A sink that hears of events as they may be shown."""
     return _Redacting(sink, redact)
@@ -142,6 +163,19 @@ def by_name(redact: Redact | None, name: str, value: object) -> object:
     if name in _NESTED and isinstance(value, list):
         return [redact_mapping(redact, each) if isinstance(each, Mapping) else each for each in value]
     return value
+
+
+def _leaves(value: object) -> Iterator[str]:
+    """Every name and every value that holds no others, as text."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield str(name)
+            yield from _leaves(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value if isinstance(value, str) else repr(value)
 
 
 def _bare(name: object) -> str:

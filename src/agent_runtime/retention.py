@@ -34,7 +34,7 @@ from agent_runtime.errors import (
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import RunStatus, StoredRow, StoredRun
 from agent_runtime.journal.store import AnswerKind, CheckpointStore, Guard
-from agent_runtime.outside import is_held, why_kept
+from agent_runtime.outside import is_held, is_taken_back, why_kept
 from agent_runtime.recovery import Found, open_stored
 from agent_runtime.run import Backing
 from agent_runtime.settlements import require_text
@@ -250,10 +250,8 @@ async def _why_left(backing: Backing, policy: Policy, found: Found, undo_of: Cal
         return f"it {why}"
     if policy.folder is not None and not found.status.is_final:
         return "it has not ended, and only what has ended is archived"
-    if found.status in (RunStatus.FAILED, RunStatus.CANCELLED):
-        undo = await backing.store.latest(undo_of(RunId(found.stored.row.run_id)))
-        if undo is not None and undo.row.status < RunStatus.DONE:
-            return "it is being taken back, and that has not ended"
+    if await is_taken_back(backing, found, undo_of(RunId(found.stored.row.run_id))):
+        return "it is being taken back, and that has not ended"
     return ""
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import IO, TypeAlias
 
 from agent_runtime import outside, retention
-from agent_runtime.approvals import ApprovalRequest, MayApprove, Verdict, request_of
+from agent_runtime.approvals import ApprovalRequest, MayApprove, Verdict, edit_true, redact_request, request_of
 from agent_runtime.archive import Archived, read_archive
 from agent_runtime.described import (
     CORRUPT,
@@ -48,12 +48,13 @@ from agent_runtime.journal.store import CheckpointStore, Searching
 from agent_runtime.lease import find_mark
 from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
+from agent_runtime.redaction import Redact, shown_text
 from agent_runtime.rekeying import Resealed, reseal, try_to_reseal
 from agent_runtime.retention import FINISHED, Age, Policy, Purged, PurgeReport
 from agent_runtime.run import Backing, RunContext, check_terms, prefix_of
 from agent_runtime.settings import MAX_VALUE_BYTES
 from agent_runtime.settlements import Settling
-from agent_runtime.standing import Looking, Page, check_status, may_be, read_left
+from agent_runtime.standing import MOST_LISTED, Looking, Page, may_be, read_left
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.timeline import read_timeline
 from agent_runtime.tools import ToolRegistry
@@ -62,7 +63,6 @@ from agent_runtime.undo import UndoResult, undo_id, undo_run
 __all__ = ["NAMELESS", "STATUSES", "Page", "RunInfo", "RunReport", "Runs", "Stand", "Verified", "Which", "report_of_archive"]
 
 PAGE = 100
-MOST_LISTED = 1000
 NAMELESS = "(a run without a name)"
 
 
@@ -81,12 +81,14 @@ class Verified:
         return not self.why
 
 
-def report_of_archive(path: str | os.PathLike[str], *, checkpoint_key: CheckpointKey, tenant: str | None = None) -> RunReport:
+def report_of_archive(
+    path: str | os.PathLike[str], *, checkpoint_key: CheckpointKey, tenant: str | None = None, redact: Redact | None = None
+) -> RunReport:
     """What happened to an archived run, once every seal in its file holds. Needs no store."""
     run = read_archive(path, checkpoint_key=checkpoint_key, tenant=tenant)
     found = open_stored(Backing(MemoryCheckpointStore(), KeyRing.of(checkpoint_key), run.row.tenant), run)
-    timeline = read_timeline(found.stored.records, found.stored.checkpoint)
-    return RunReport(describe_found(found, timeline), timeline)
+    timeline = read_timeline(found.stored.records, found.stored.checkpoint, redact=redact)
+    return RunReport(describe_found(found, timeline, redact=redact), timeline)
 
 
 Which: TypeAlias = "ApprovalRequest | tuple[str, str]"
@@ -98,6 +100,7 @@ class Runs(Looking):
 
     Without `ctx` it is the operator's, for all runs; with it, it is for the runs of that user, thread and principal alone.
     `may_approve(by, request)` says who may answer; with the `registry` of the tools an edit is checked here already.
+    `redact`: what is shown of values; what is decided still means the true ones.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Runs(Looking):
         may_approve: MayApprove | None = None,
         registry: ToolRegistry | None = None,
         max_value_bytes: int = MAX_VALUE_BYTES,
+        redact: Redact | None = None,
     ) -> None:
         self._backing = Backing(
             store, KeyRing.of(checkpoint_key), check_label("tenant", tenant), max_value_bytes=max_value_bytes
@@ -118,6 +122,7 @@ class Runs(Looking):
         self._store = store
         self._context = ctx
         self._door = Door(may_approve, registry)
+        self._redact = redact
 
     def for_context(self, ctx: RunContext) -> Runs:
         """The same for one identity: what a face gives to whoever is logged in."""
@@ -128,25 +133,6 @@ class Runs(Looking):
         return other
 
     # Looking.
-
-    async def list(
-        self, *, status: str | None = None, limit: int = MOST_LISTED, after: str | None = None
-    ) -> Sequence[RunInfo]:
-        """Runs in the order of their ids, from the first one past `after`; no more than `limit`."""
-        found: list[RunInfo] = []
-        if limit > 0:
-            async for info in self.each(status=status, after=after):
-                found.append(info)
-                if len(found) >= limit:
-                    break
-        return found
-
-    async def each(self, *, status: str | None = None, after: str | None = None) -> AsyncIterator[RunInfo]:
-        """The same, one after another and all of them, read page by page."""
-        check_status(status)
-        async for page in self._pages(after):
-            for info in await self._infos(page, status):
-                yield info
 
     async def show(self, run_id: str) -> RunReport:
         """What happened to a run, every seal checked. `CheckpointNotFound`, `CheckpointStoreCorrupt`."""
@@ -183,7 +169,7 @@ class Runs(Looking):
     async def pending_each(self, run_id: str | None = None) -> AsyncIterator[ApprovalRequest]:
         """The same, one after another and all of them, read page by page. A run that is corrupt hides no other."""
         if run_id is not None:
-            for request in _open_requests(await self._read(run_id)):
+            for request in self._shown(await self._read(run_id)):
                 yield request
             return
         after: RunId | None = None
@@ -192,7 +178,7 @@ class Runs(Looking):
             asking = [row.run_id for row in page if row.status != RunStatus.QUARANTINED]
             for found in (await self._open_all(asking)).values():
                 if isinstance(found, Found) and self._is_own(found):
-                    for request in _open_requests(found):
+                    for request in self._shown(found):
                         yield request
 
     async def approve(self, request: Which, *, by: str, note: str = "") -> None:
@@ -204,8 +190,10 @@ class Runs(Looking):
         await self.answer((await self._request(request)).deny(by=by, note=note))
 
     async def edit(self, request: Which, changes: Mapping[str, object], *, by: str, note: str = "") -> None:
-        """Let it go out with some arguments changed. Raises as `answer` does."""
-        await self.answer((await self._request(request)).edit(changes, by=by, note=note))
+        """Let it go out with some arguments changed, the others as they truly are. Raises as `answer` does."""
+        seen = redact_request(await self._request(request), self._redact)
+        true = await self._request((seen.run_id, seen.id)) if seen.is_redacted else seen
+        await self.answer(edit_true(true, seen, changes, by=by, note=note))
 
     async def answer(self, verdict: Verdict) -> None:
         """Leave a verdict to whoever works its run, or picks it up: that worker has the tools, checks it again and stores it.
@@ -242,10 +230,11 @@ class Runs(Looking):
     async def delete(self, run_id: str, *, by: str, force: bool = False) -> None:
         """Remove all of a run. Its id is not used again, and so no key of its calls.
 
-        `CheckpointConflict` while its worker may be alive; unless forced, also while it waits for a person or has a call in
-        doubt: what is known of that call would be gone too.
+        `CheckpointConflict` while its worker may be alive; unless forced, also while it waits for a person, has a call in
+        doubt, of which all that is known would be gone too, or is being taken back by an undo that has not ended.
         """
-        await outside.delete(self._backing, check_run_id(run_id), by=by, force=force, admit=self._admit)
+        run = check_run_id(run_id)
+        await outside.delete(self._backing, run, by=by, force=force, undo_id=undo_id(run), admit=self._admit)
 
     # Keeping and removing many.
 
@@ -399,11 +388,15 @@ class Runs(Looking):
         return await self._store.strays() if isinstance(self._store, Searching) else []
 
     async def _report(self, found: Found) -> RunReport:
-        timeline = read_timeline(found.stored.records, found.stored.checkpoint)
-        left = tuple(read_left(await found.case(self._backing)))
-        info, row = describe_found(found, timeline), found.stored.row
+        timeline = read_timeline(found.stored.records, found.stored.checkpoint, redact=self._redact)
+        left = tuple(read_left(await found.case(self._backing), self._redact))
+        info, row = describe_found(found, timeline, redact=self._redact), found.stored.row
         stand = Stand(info.status, row.epoch, row.number, row.posted)
-        return RunReport(info, timeline, _open_requests(found), left, stand)
+        return RunReport(info, timeline, self._shown(found), left, stand)
+
+    def _shown(self, found: Found) -> Sequence[ApprovalRequest]:
+        """The open requests as they may be shown."""
+        return [redact_request(request, self._redact) for request in _open_requests(found)]
 
     async def _infos(self, rows: Sequence[StoredRow], status: str | None) -> Sequence[RunInfo]:
         """What a list says of these, of those alone that are of that status."""
@@ -411,12 +404,6 @@ class Runs(Looking):
         whole = await self._load(likely, status)
         infos = [await self._info(row, whole.get(row.run_id)) for row in likely]
         return [info for info in infos if info is not None and status in (None, info.status)]
-
-    async def _pages(self, after: str | None) -> AsyncIterator[Sequence[StoredRow]]:
-        last = None if after is None else check_run_id(after)
-        while page := await self._store.list_runs(limit=PAGE, after=last):
-            yield page
-            last = page[-1].run_id
 
     async def _load(self, page: Sequence[StoredRow], status: str | None) -> Mapping[RunId, Found | str | None]:
         """The runs of a page whose records say more of them than their rows; all of them where it counts whose they are."""
@@ -451,11 +438,11 @@ class Runs(Looking):
         try:
             sealer = open_row(self._backing.ring, row, tenant=self._backing.tenant)
             if isinstance(whole, Found):
-                return describe_found(whole)
+                return describe_found(whole, redact=self._redact)
             if isinstance(whole, str):
                 return RunInfo(row.run_id, CORRUPT, whole)
             mark = await find_mark(self._store, row) if row.owner != NO_OWNER else None
-            return describe_row(row, mark, await self._reason(row, sealer))
+            return describe_row(row, mark, shown_text(self._redact, await self._reason(row, sealer)))
         except (CheckpointStoreCorrupt, NewerFormat) as error:
             return RunInfo(row.run_id, CORRUPT, str(error))
 

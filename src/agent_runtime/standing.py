@@ -10,7 +10,7 @@ from agent_runtime.approvals import Verdict
 from agent_runtime.described import CORRUPT, IN_DOUBT, STATUSES, Left, RunInfo, RunReport, Stand, word_of
 from agent_runtime.doubts import Case
 from agent_runtime.errors import CheckpointNotFound, InvalidSetting, VerdictRefused
-from agent_runtime.ids import RunId
+from agent_runtime.ids import RunId, check_run_id
 from agent_runtime.inbox import Message, MessageKind, find_cancel
 from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRow
 from agent_runtime.journal.states import IN_DOUBT as STATES_IN_DOUBT
@@ -18,9 +18,11 @@ from agent_runtime.journal.states import WAITING
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.lease import find_mark
 from agent_runtime.recovery import Found
+from agent_runtime.redaction import Part, Redact, shown_text
 from agent_runtime.run import Backing
 from agent_runtime.settlements import said_from_plain
 
+MOST_LISTED = 1000
 PAGE_OF_A_FACE = 50
 PAGE = 100
 FILTERED_PAGE = 1000
@@ -82,6 +84,31 @@ class Looking(ABC):
 
     @abstractmethod
     async def _own(self, run_ids: Sequence[RunId]) -> Sequence[Found]: ...
+
+    async def list(
+        self, *, status: str | None = None, limit: int = MOST_LISTED, after: str | None = None
+    ) -> Sequence[RunInfo]:
+        """Runs in the order of their ids, from the first one past `after`; no more than `limit`."""
+        found: list[RunInfo] = []
+        if limit > 0:
+            async for info in self.each(status=status, after=after):
+                found.append(info)
+                if len(found) >= limit:
+                    break
+        return found
+
+    async def each(self, *, status: str | None = None, after: str | None = None) -> AsyncIterator[RunInfo]:
+        """The same, one after another and all of them, read page by page."""
+        check_status(status)
+        async for page in self._pages(after):
+            for info in await self._infos(page, status):
+                yield info
+
+    async def _pages(self, after: str | None) -> AsyncIterator[Sequence[StoredRow]]:
+        last = None if after is None else check_run_id(after)
+        while page := await self._store.list_runs(limit=PAGE, after=last):
+            yield page
+            last = page[-1].run_id
 
     async def page(
         self,
@@ -173,8 +200,13 @@ class Looking(ABC):
 # What people left.
 
 
-def read_left(case: Case) -> Iterator[Left]:
-    """What was left, the first word about each call alone: that is the one which stands."""
+def read_left(case: Case, redact: Redact | None = None) -> Iterator[Left]:
+    """What was left, as it may be shown, the first word about each call alone: that is the one which stands."""
+    for left in _read_left(case):
+        yield left._replace(why=shown_text(redact, left.why, Part.MESSAGE if left.what == "verdict" else Part.ERROR))
+
+
+def _read_left(case: Case) -> Iterator[Left]:
     seen: set[str] = set()
     for message in case.messages:
         left = _verdict(case, message) or _settlement(case, message)

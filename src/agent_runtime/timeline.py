@@ -7,13 +7,14 @@ such. A face asks here and never reads a record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from agent_runtime import codec
 from agent_runtime.ids import is_reply
 from agent_runtime.journal.records import RecordKind, StoredCheckpoint, StoredRecord
 from agent_runtime.journal.states import IN_DOUBT, MOVES, SETTLEMENT_MOVES, WAITING, CallState, Settlement, after
+from agent_runtime.redaction import Part, Redact, redact_mapping, shown, shown_args, shown_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +181,10 @@ class Timeline:
         return [call for call in self.calls.values() if call.is_waiting and self.ended is None]
 
 
-def read_timeline(records: Iterable[StoredRecord], checkpoint: StoredCheckpoint | None = None) -> Timeline:
-    """Fold verified records into what happened. The checkpoint tells how far a flow has come."""
+def read_timeline(
+    records: Iterable[StoredRecord], checkpoint: StoredCheckpoint | None = None, *, redact: Redact | None = None
+) -> Timeline:
+    """Fold verified records into what happened, as it may be shown. The checkpoint tells how far a flow has come."""
     timeline = Timeline()
     for record in records:
         details, at_ms = _details(record)
@@ -197,7 +200,25 @@ def read_timeline(records: Iterable[StoredRecord], checkpoint: StoredCheckpoint 
             _note_own(timeline, segment, record, details)
         segment.moments.append(Moment(record.number, _what(record.kind), record.call, record.attempt, details, at_ms))
     _read_position(timeline, checkpoint)
+    if redact is not None:
+        _redact(timeline, redact)
     return timeline
+
+
+def _redact(timeline: Timeline, redact: Redact) -> None:
+    """After all was read, which needs the words as they are. Places, names of tools, numbers and times stay."""
+    for segment in timeline.segments:
+        segment.left = shown_text(redact, segment.left)
+        segment.moments = [replace(each, details=redact_mapping(redact, each.details)) for each in segment.moments]
+    for call in timeline.calls.values():
+        call.args, call.outcome = shown_args(redact, call.args), redact_mapping(redact, call.outcome)
+        call.verdict, call.settled = redact_mapping(redact, call.verdict), redact_mapping(redact, call.settled)
+    timeline.quarantined = shown_text(redact, timeline.quarantined)
+    timeline.cancelled = None if timeline.cancelled is None else redact_mapping(redact, timeline.cancelled)
+    timeline.ended = None if timeline.ended is None else redact_mapping(redact, timeline.ended)
+    given = _mapping(timeline.opened, "input")
+    said = {name: part if name == "graph" else shown(redact, part, Part.MESSAGE) for name, part in given.items()}
+    timeline.opened = {**timeline.opened, "input": said} if timeline.opened else timeline.opened
 
 
 def _segment(timeline: Timeline, record: StoredRecord) -> Segment:

@@ -42,6 +42,7 @@ from agent_runtime.run import (
     MAX_ATTEMPTS,
     NOBODY,
     Backing,
+    Run,
     RunContext,
     start,
 )
@@ -245,8 +246,12 @@ class _Again:
         found = await reopen(self._backing, self._run_id, kind=KIND, decide=decide, **{**when_held, **options})
         if isinstance(found, Found):
             return stored_result(found)
-        history = decode_messages(found.input["messages"])
-        return await work(found, Loop(found, self._ask, self._executor, self._options, history).go())
+        return await work(found, self._continue(found))
+
+    async def _continue(self, run: Run) -> LoopResult:
+        """Within the work: the run is held by now, and what was said to it may be nothing that this version reads."""
+        history = decode_messages(run.input["messages"])
+        return await Loop(run, self._ask, self._executor, self._options, history).go()
 
 
 async def _leave_alone(case: Case) -> None:

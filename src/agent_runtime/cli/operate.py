@@ -18,7 +18,7 @@ from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.picture import draw
 from agent_runtime.provision import stored_key
-from agent_runtime.redaction import Part, redact_mapping, redact_names, shown
+from agent_runtime.redaction import Redact, redact_names
 from agent_runtime.runs import STATUSES, RunInfo, RunReport, Runs, report_of_archive
 from agent_runtime.settings import Settings, read_settings
 from agent_runtime.stores import file_at, open_store
@@ -57,12 +57,13 @@ async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
     check_there(settings.database_url)
     store = open_store(settings.database_url)
     try:
-        runs = Runs(store, checkpoint_key=stored_key(settings), max_value_bytes=settings.max_value_bytes)
+        key = stored_key(settings)
+        runs = Runs(store, checkpoint_key=key, max_value_bytes=settings.max_value_bytes, redact=_redact(chosen))
         match chosen.command:
             case "runs":
                 return await _list(runs, chosen)
             case "show":
-                return _show(_redacted(await runs.show(chosen.run), chosen.redact), as_json=chosen.json)
+                return _show(await runs.show(chosen.run), as_json=chosen.json)
             case "release":
                 return await _release(runs, chosen)
             case "verify":
@@ -121,18 +122,10 @@ def _plain(info: RunInfo) -> dict[str, object]:
 # Showing.
 
 
-def _redacted(report: RunReport, names: Sequence[str] | None) -> RunReport:
-    """The report without what stands under these names, wherever a value is shown."""
-    if not names:
-        return report
-    redact, timeline = redact_names(*names), report.timeline
-    for segment in timeline.segments:
-        segment.moments[:] = [replace(each, details=redact_mapping(redact, each.details)) for each in segment.moments]
-    for call in timeline.calls.values():
-        call.args, call.outcome = shown(redact, call.args, Part.ARGUMENT), redact_mapping(redact, call.outcome)
-        call.verdict = redact_mapping(redact, call.verdict)
-    why = "" if timeline.pending or timeline.doubts else report.info.why  # which names their arguments
-    return RunReport(replace(report.info, why=why), timeline)
+def _redact(chosen: argparse.Namespace) -> Redact | None:
+    """What hides what stands under the names that were given."""
+    names = getattr(chosen, "redact", None)
+    return redact_names(*names) if names else None
 
 
 def _show(report: RunReport, *, as_json: bool) -> int:
@@ -146,8 +139,8 @@ def _show(report: RunReport, *, as_json: bool) -> int:
 
 def _show_file(chosen: argparse.Namespace, settings: Settings) -> int:
     """What happened to an archived run, once every seal in its file holds."""
-    report = report_of_archive(chosen.run, checkpoint_key=stored_key(settings))
-    return _show(_redacted(report, chosen.redact), as_json=chosen.json)
+    report = report_of_archive(chosen.run, checkpoint_key=stored_key(settings), redact=_redact(chosen))
+    return _show(report, as_json=chosen.json)
 
 
 def _print_report(report: RunReport) -> None:
