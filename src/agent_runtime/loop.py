@@ -133,12 +133,12 @@ class Loop:
     async def _buy(self, seq: int, call: str, attempt: int) -> Reply:
         """Ask the model, written down before and after. A request whose way failed is made again, and counted again."""
         run = self.run
-        asked = b'{"messages":%d' % len(self.history)
+        asked = b'{"messages":%d}' % len(self.history)
         for tries_left in range(MODEL_TRIES - 1, -1, -1):
             attempt += 1
             if run.is_armed:
                 await run.reach(CrashPoint.BEFORE_DECIDE, seq)
-            run.note(RecordKind.STARTED, call, attempt, b'%b,"at":%d}' % (asked, run.now_ms()))
+            run.note(RecordKind.STARTED, call, attempt, asked)
             run.model_requests += 1
             await run.ready_to_act(is_alone=True)
             token = CALL_KEY.set(run.key(call))
@@ -175,7 +175,7 @@ class Loop:
         """Note the reply. What is acted upon is read back from the recorded bytes."""
         run = self.run
         reply = decode_reply(body)
-        run.note(RecordKind.DONE, call, attempt, codec.timed(body, run.now_ms()))
+        run.note(RecordKind.DONE, call, attempt, body)
         if reply.tool_calls:
             self._move(stage="reply")
         if run.has_sinks:

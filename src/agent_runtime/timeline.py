@@ -191,6 +191,7 @@ def read_timeline(
         segment = _segment(timeline, record)
         if at_ms is not None:
             segment.last_ms = at_ms if segment.last_ms is None else max(at_ms, segment.last_ms)
+            _end_decision(timeline, segment, at_ms)
         if record.call and record.kind != RecordKind.REKEYED:
             _live_on(timeline, record, details, at_ms)
             if record.kind == RecordKind.SETTLED and segment.why == "settlement":
@@ -260,6 +261,16 @@ def _note_own(timeline: Timeline, segment: Segment, record: StoredRecord, detail
             return
 
 
+def _end_decision(timeline: Timeline, segment: Segment, at_ms: int) -> None:
+    """A reply's own record does not say when it came: what follows on it at once does."""
+    last = segment.moments[-1] if segment.moments else None
+    if last is None or last.what != "done" or last.at_ms is not None or last.call not in timeline.calls:
+        return
+    call = timeline.calls[last.call]
+    if call.is_decision and call.tries and call.tries[-1].ended == "done" and call.tries[-1].ended_ms is None:
+        call.tries[-1].ended_ms = at_ms
+
+
 def _note_heard(timeline: Timeline, heard_ms: object) -> None:
     """The owner before was heard then: later than its last record tells, where it waited for something."""
     before = timeline.segments[-2] if len(timeline.segments) > 1 else None
@@ -286,7 +297,9 @@ def _live_on(timeline: Timeline, record: StoredRecord, details: Mapping[str, Any
         case RecordKind.STARTED:
             call.attempts = record.attempt
             call.tool, call.args = str(details.get("tool", "")), _mapping(details, "args")
-            call.tries.append(Try(record.attempt, record.epoch, at_ms))
+            # A decision begins as what was before it ends: its own record does not say when.
+            started_ms = timeline.segments[-1].last_ms if at_ms is None else at_ms
+            call.tries.append(Try(record.attempt, record.epoch, started_ms))
         case RecordKind.SETTLED:
             call.settled = {name: details.get(name, "") for name in ("how", "by", "why")}
             call.outcome, call.settled_ms = _mapping(details, "ending"), at_ms
