@@ -343,7 +343,8 @@ def _open_chain(run: StoredRun, sealers: Sequence[Sealer]) -> None:
             holds = in_order and hmac.compare_digest(seal, record.seal)
         except NO_SUCH_VALUES:
             holds = False
-        _require(holds, run_id, _why_not(record.body, f"the seal of record {number}"))
+        if not holds:
+            raise _corrupt(run_id, _why_not(record.body, f"the seal of record {number}"))
         previous, epoch = record.seal, record.epoch
     _require(hmac.compare_digest(previous, run.row.head), run_id, "its last record is not the one its row names")
 

@@ -23,6 +23,8 @@ from agent_runtime.journal.records import RecordKind, RunStatus
 class CallState(Enum):
     """Where a call stands."""
 
+    __hash__ = object.__hash__  # members are single; the one of Enum is Python, and loading a run asks for it all the time
+
     NEW = "new"
     PENDING = "pending"
     ASKING = "asking"
@@ -36,6 +38,8 @@ class CallState(Enum):
 
 class CallMove(Enum):
     """What a record does to its call. `settled` does one of three things, so it is three moves."""
+
+    __hash__ = object.__hash__  # members are single; the one of Enum is Python, and loading a run asks for it all the time
 
     PENDING = "pending"
     VERDICT = "verdict"
