@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -42,7 +43,13 @@ class Seen(NamedTuple):
     @property
     def broken(self) -> list[str]:
         """The lines that the terminal had to break."""
-        return [line for line in self.whole if len(line) > COLUMNS]
+        return [line for line in self.whole if width_of(line) > COLUMNS]
+
+
+def width_of(line: str) -> int:
+    """How many columns a terminal takes for it."""
+    wide = sum(unicodedata.east_asian_width(char) in ("W", "F") for char in line)
+    return len(line) + wide - sum(unicodedata.combining(char) > 0 for char in line)
 
 
 @cache

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from agent_runtime import ToolError, ToolRegistry
+from agent_runtime.cli.drawn import LABEL
 from agent_runtime.crash import CrashPoint
 from agent_runtime.journal.keys import key_beside
 from agent_runtime.messages import Reply, ToolCall
+from scripts import terminal_picture
 from tests.bench import KEY, Bench, Place, Script, Worker, error_of
 from tests.terminal.screen import ASCII, LOCALE, Seen, see, terminal
 
@@ -21,6 +25,7 @@ HOSTILE = (
 )
 SGR = re.compile(rb"\x1b\[[0-9;]*m")
 RUNS = 60
+PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "demo.svg"
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +81,42 @@ def picture_of(seen: Seen) -> list[str]:
     return seen.whole[blanks[0] + 1 : claim]
 
 
-def test_the_demo_is_told_in_80_columns_and_colours(tmp_path: Path) -> None:
-    seen = see("agent-runtime demo", {**LOCALE, "TMPDIR": str(tmp_path)})
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return see("agent-runtime demo", {**LOCALE, "TMPDIR": str(tmp_path_factory.mktemp("demo"))})
+
+
+def test_the_demo_is_told_in_80_columns_and_colours(demo: Seen) -> None:
+    seen = demo
     assert (seen.code, seen.text.count("✓")) == (0, 11)
     assert all("agent-runtime view" in line or line.startswith("and remove it") for line in seen.broken), seen.broken
     assert is_harmless(seen)
     assert b"\x1b[" in seen.raw, "the picture has colours"
+
+
+def test_the_picture_of_the_readme_shows_what_the_demo_tells_today(demo: Seen) -> None:
+    shown = list(told_by(drawn_in(PICTURE)[2:]))
+    assert shown == list(told_by(demo.whole)), "make it again: make pictures"
+    assert len(shown) > 30
+
+
+def drawn_in(svg: Path) -> list[str]:
+    """The lines of a terminal that stand in its picture."""
+    lines: dict[int, str] = {}
+    for element in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text"):
+        at = int(element.attrib["y"])
+        column = round((float(element.attrib["x"]) - terminal_picture.MARGIN) / terminal_picture.CELL)
+        lines[at] = lines.get(at, "").ljust(column) + (element.text or "")
+    return [lines.get(at, "") for at in range(min(lines), max(lines) + 1, terminal_picture.LINE)]
+
+
+def told_by(lines: list[str]) -> Iterator[str]:
+    """The lines but for what differs each time: how long it took, where it is kept, and of the chart all but its labels."""
+    is_chart = False
+    for line in lines:
+        text = re.sub(r"\d+\.\d s", "N s", re.sub(r"/\S*(agent-runtime-demo\.\w+|/demo\b)", "DEMO", line))
+        is_chart = text.startswith("6. ") or (is_chart and not text.startswith("▓"))
+        yield text[: LABEL + 1].rstrip() if is_chart and not text.startswith("6. ") else text
 
 
 @pytest.mark.parametrize("run", ["dead", "hostile"])
