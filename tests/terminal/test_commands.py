@@ -17,7 +17,7 @@ from agent_runtime.journal.keys import key_beside
 from agent_runtime.messages import Reply, ToolCall
 from scripts import terminal_picture
 from tests.bench import KEY, Bench, Place, Script, Worker, error_of
-from tests.terminal.screen import ASCII, LOCALE, Seen, see, terminal
+from tests.terminal.screen import ASCII, LOCALE, Seen, see, terminal, width_of
 
 HOSTILE = (
     "\x1b[2J\x1b[31mred\x1b]0;owned\x07\x1b]8;;http://evil\x1b\\\x9b5m bidi\u202eevil\u2066 cr\rover\nnext\ttab\x08\x7f\x00"
@@ -53,10 +53,10 @@ async def fill(folder: Path) -> None:
     model = Script(
         [("fetch", {"url": "x" * 100_000})],
         [("fail", {"url": HOSTILE.replace("\ud83d", "")})],
-        lambda _: Reply("", [ToolCall("odd", "表" * 30 + "\x1b[2Jodd\r\n", odd)]),
+        lambda _: Reply("", [ToolCall("odd", "odd\x1b[2J\r\n" + "表" * 30, odd)]),
         "done",
     )
-    await Worker(place).run(model, tools, "hostile", messages=HOSTILE.replace("\ud83d", ""))
+    await Worker(place).run(model, tools, "hostile", name="表é", messages=HOSTILE.replace("\ud83d", ""))
     asking, dying = Bench(needs_approval=True), Bench()
     await Worker(place).run(Script([("email", {"to": HOSTILE.replace("\ud83d", "")})], "done"), asking.registry, "waits")
     charge = Script([("charge_i", {"amount": 1})], [("charge", {"amount": 2})], "done")
@@ -150,6 +150,8 @@ def test_lists_tell_of_hostile_runs_and_the_bar_of_verify_comes_and_goes(store: 
     assert "[=---" not in seen.text
     assert f"verified {RUNS + 3} runs" in seen.text
     assert "waits  0" in seen.text
+    dates = {width_of(line[: line.index(":") - 13]) for line in seen.whole if line.startswith(("many-", "hostile"))}
+    assert len(dates) == 1, "columns stand below each other, also after characters that take two"
     assert [line for line in seen.broken if line.startswith("many-")] == []
 
 
