@@ -48,6 +48,13 @@ def test_no_control_character_of_a_tool_or_a_host_reaches_the_terminal() -> None
     assert text.isprintable()
 
 
+def test_names_of_wide_characters_are_cut_and_stand_right_of_nothing() -> None:
+    timeline = crashed()
+    timeline.calls["0"].tool = "表" * 30
+    [line] = [line for line in draw_text(drawn(timeline), width=80) if "表" in line]
+    assert line.startswith(" " + "表" * 10 + "… ")
+
+
 @given(timelines(), st.integers(10, 200), st.sampled_from([FINE, PLAIN]))
 @settings(max_examples=60)
 def test_no_line_is_wider_than_the_terminal(timeline: Timeline, width: int, ink: object) -> None:

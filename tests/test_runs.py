@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime import Runs, runs
+from agent_runtime import Runs, standing
 from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import CheckpointNotFound, CheckpointStoreCorrupt, InvalidRunId, InvalidSetting
 from agent_runtime.ids import RunId
@@ -191,7 +191,7 @@ async def test_what_nobody_stored_is_not_found_and_what_is_no_id_is_refused(plac
 
 
 async def test_lists_are_read_page_by_page_and_may_be_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "PAGE", 3)
+    monkeypatch.setattr(standing, "PAGE", 3)
     store = Counting(MemoryCheckpointStore())
     for i in range(8):
         worker = Script("done")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ EPILOG = "A run id that begins with a dash stands after `--`. Exit code 2: the c
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; gives its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character is shown its number
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     parser = _parser()
     chosen = parser.parse_args(arguments)
     try:

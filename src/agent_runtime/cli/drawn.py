@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent_runtime.cli.tables import printable
+from agent_runtime.cli.tables import columns_of, cut, printable
 from agent_runtime.picture import Band, Gap, Look, Picture
 
 LABEL = 22
@@ -80,7 +80,8 @@ def draw_text(picture: Picture, *, width: int, ink: Ink = FINE, colour: bool = F
                        _DECISION if is_plain else _COLOURS[bar.look])  # fmt: skip
         for flag in row.flags:
             chart.fill(cells, flag.x, 0.0, ink.flag, "1")
-        lines.append(f"{_cut(printable(label), LABEL, ink):>{LABEL}} {chart.line(cells)}")
+        shown = cut(printable(label), LABEL, ink.ellipsis)
+        lines.append(f"{' ' * (LABEL - columns_of(shown))}{shown} {chart.line(cells)}")
     if picture.flags:
         cells = chart.blank()
         for flag in picture.flags:
@@ -185,7 +186,3 @@ def _legend(picture: Picture, width: int, ink: Ink, chart: _Chart) -> list[str]:
         lines[-1] += f"{chart.paint(sign, colour)} {said}  "
         used_columns += taken
     return [line.rstrip() for line in lines]
-
-
-def _cut(text: str, columns: int, ink: Ink) -> str:
-    return text if len(text) <= columns else text[: columns - 1] + ink.ellipsis

@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 
 from agent_runtime.cli import decide, keep, keys
 from agent_runtime.cli.decide import add_command, user_name
-from agent_runtime.cli.drawn import FINE, PLAIN, draw_text
-from agent_runtime.cli.tables import json_line, print_rows, print_table, printable, told_at
+from agent_runtime.cli.drawn import FINE, PLAIN, Ink, draw_text
+from agent_runtime.cli.tables import cut, json_line, print_rows, print_table, printable, told_at
 from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.picture import draw
@@ -167,10 +167,14 @@ def print_picture(report: RunReport) -> None:
     picture = draw(report.timeline, now_ms=SYSTEM_CLOCK.now_ms(), is_running=report.info.status == "running")
     if picture is None:
         return
-    can_draw = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
     has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    for line in draw_text(picture, width=_columns(), ink=FINE if can_draw else PLAIN, colour=has_colour):
+    for line in draw_text(picture, width=_columns(), ink=_ink(), colour=has_colour):
         print(line)
+
+
+def _ink() -> Ink:
+    """The characters that this terminal has."""
+    return FINE if (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf") else PLAIN
 
 
 def _columns() -> int:
@@ -217,8 +221,7 @@ def _moment(moment: Moment) -> tuple[str, ...]:
     attempt = f"attempt {moment.attempt}" if moment.attempt else ""
     details = "" if moment.what == "claimed" or not moment.details else json_line(moment.details)
     longest = max(20, _columns() - MOMENT) if sys.stdout.isatty() else LONGEST_DETAIL
-    shown = details if len(details) <= longest else f"{details[: longest - 1]}…"
-    return f"{moment.number:>6}", moment.what, moment.call, attempt, shown
+    return f"{moment.number:>6}", moment.what, moment.call, attempt, cut(details, longest, _ink().ellipsis)
 
 
 def _told(call: Call) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from enum import Enum
@@ -21,6 +22,35 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def columns_of(text: str) -> int:
+    """How many columns of a terminal the text takes: some characters take two, some stand on the one before."""
+    return len(text) if text.isascii() else sum(_columns(char) for char in text)
+
+
+def _columns(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
+
+
+def padded(text: str, columns: int) -> str:
+    """The text and blanks up to so many columns."""
+    return text + " " * (columns - columns_of(text))
+
+
+def cut(text: str, columns: int, ellipsis: str) -> str:
+    """As much of the text as so many columns take; that something is missing is seen."""
+    if columns_of(text) <= columns:
+        return text
+    kept, room = "", columns - columns_of(ellipsis)
+    for char in text:
+        room -= _columns(char)
+        if room < 0:
+            break
+        kept += char
+    return kept + ellipsis
 
 
 def told_at(moment: datetime | None) -> str:
@@ -47,12 +77,12 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [max(columns_of(cell) for cell in column) for column in zip(*rows, strict=True)]
 
 
 def _print(rows: list[Sequence[str]] | list[list[str]], widths: Sequence[int]) -> None:
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print("  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip())
     rows.clear()
 
 
