@@ -68,7 +68,7 @@ class Stand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """A run that was verified as a whole, and what happened in it."""
+    """A run that was verified as a whole, and what happened in it; of a corrupt one, as far as its records still hold."""
 
     info: RunInfo
     timeline: Timeline
@@ -77,6 +77,19 @@ class RunReport:
     left: Sequence[Left] = ()
     """What people have said and no worker has taken up yet."""
     stand: Stand | None = None
+    sound: int = 0
+    """Of a corrupt run: how many of its records hold, from the first on. The timeline is of these."""
+    broken: int | None = None
+    """Of a corrupt run: the number of the first record that does not hold; None where it is its row, its state or its end."""
+
+
+def told_sound(report: RunReport) -> str:
+    """How far a corrupt run holds, in words."""
+    if report.broken is None:
+        return f"each of the {report.sound} records that are there; its row, its state or its end does not"
+    if not report.sound:
+        return "no record: from record 1 on none can be believed"
+    return f"records 1 to {report.sound}; from record {report.broken} on none can be believed"
 
 
 def describe_found(found: Found, timeline: Timeline | None = None, *, redact: Redact | None = None) -> RunInfo:

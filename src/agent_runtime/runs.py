@@ -1,4 +1,4 @@
-"""Operating runs: list, show, answer, settle, cancel, release, delete, purge, archive, verify. No tools needed.
+"""Operating runs: list, show, inspect, answer, settle, cancel, release, delete, purge, archive, verify. No tools needed.
 
 A row's seal is checked before anything is said of it. A run that is not as it was written is listed as corrupt, with why,
 and hides no other. Lists are read page by page, so that no store is too long for them.
@@ -15,7 +15,6 @@ import os
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from typing import IO, TypeAlias
 
 from agent_runtime import outside, retention
@@ -42,9 +41,9 @@ from agent_runtime.errors import (
     VerdictRefused,
 )
 from agent_runtime.ids import RunId, build_key, check_label, check_run_id
-from agent_runtime.journal.records import NO_OWNER, NO_SEAL, RunStatus, StoredRecord, StoredRow
-from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row, sealer_for
-from agent_runtime.journal.store import CheckpointStore, Searching
+from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRecord, StoredRow
+from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row
+from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.lease import find_mark
 from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
@@ -59,26 +58,11 @@ from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.timeline import read_timeline
 from agent_runtime.tools import ToolRegistry
 from agent_runtime.undo import UndoResult, undo_id, undo_run
+from agent_runtime.verifying import NAMELESS, Verified, inspect_corrupt, read_strays, verify_named, verify_run
 
 __all__ = ["NAMELESS", "STATUSES", "Page", "RunInfo", "RunReport", "Runs", "Stand", "Verified", "Which", "report_of_archive"]
 
 PAGE = 100
-NAMELESS = "(a run without a name)"
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """Whether a run is as it was written: `why` says what is not."""
-
-    run_id: str
-    records: int = 0
-    why: str = ""
-    key_id: str = ""
-    """The key it is under; empty where that cannot be believed."""
-
-    @property
-    def holds(self) -> bool:
-        return not self.why
 
 
 def report_of_archive(
@@ -132,17 +116,37 @@ class Runs(Looking):
         other._context = ctx
         return other
 
+    @property
+    def redact(self) -> Redact | None:
+        """What is shown of values, for a face that shows more than reports."""
+        return self._redact
+
     # Looking.
 
     async def show(self, run_id: str) -> RunReport:
         """What happened to a run, every seal checked. `CheckpointNotFound`, `CheckpointStoreCorrupt`."""
         return await self._report(await self._read(run_id))
 
+    async def inspect(self, run_id: str) -> RunReport:
+        """What `show` gives; of a run that is corrupt, what of it still holds, and from which record on it does not.
+
+        Whose such a run is cannot be told: the operator alone sees more of it than that it is corrupt.
+        """
+        try:
+            return await self.show(run_id)
+        except CheckpointStoreCorrupt as error:
+            report = None
+            if self._context is None:
+                report = await inspect_corrupt(self._backing, RunId(run_id), error, redact=self._redact)
+            if report is None:
+                raise
+            return report
+
     async def verify(self, run_id: str | None = None) -> Sequence[Verified]:
         """The run, or all runs that are not as they were written. For an operator."""
         if run_id is not None:
             self._check_operator()
-            return [await self._verify_named(check_run_id(run_id))]
+            return [await verify_named(self._backing, check_run_id(run_id))]
         return [verified async for verified in self.verify_each() if not verified.holds]
 
     async def verify_each(self) -> AsyncIterator[Verified]:
@@ -151,8 +155,8 @@ class Runs(Looking):
         async for page in self._pages(None):
             for row in page:
                 with suppress(CheckpointNotFound, CheckpointConflict):  # deleted since it was listed
-                    yield await self._verify(row.run_id)
-        for stray in await self._strays():
+                    yield await verify_run(self._backing, row.run_id)
+        for stray in await read_strays(self._store):
             yield Verified(NAMELESS, why=f"a run's records are there, from number {stray.number} on, and its row is gone")
 
     # Answering.
@@ -366,27 +370,6 @@ class Runs(Looking):
             raise VerdictRefused(f"run {run_id!r} has no request {call!r}; open are {open_ones}")
         return request_of(run_id, life, build_key(prefix_of(found.stored.row.run_id, found.opened), call))
 
-    async def _verify(self, run_id: RunId) -> Verified:
-        try:
-            found = await read_verified(self._backing, run_id)
-        except (CheckpointStoreCorrupt, NewerFormat) as error:
-            return Verified(run_id, why=str(error))
-        return Verified(run_id, len(found.stored.records), key_id=found.stored.row.key_id)
-
-    async def _verify_named(self, run_id: RunId) -> Verified:
-        try:
-            return await self._verify(run_id)
-        except CheckpointNotFound:
-            sealers = [sealer_for(self._backing.ring, tenant=self._backing.tenant, run_id=run_id, key_id=key_id)
-                       for key_id in self._backing.ring.keys]  # fmt: skip
-            if not any(_is_first(stray, sealer) for stray in await self._strays() for sealer in sealers):
-                raise
-            return Verified(run_id, why=f"run {run_id!r} is not as it was written: its records are there, and its row is gone")
-
-    async def _strays(self) -> Sequence[StoredRecord]:
-        """Records of runs whose row is gone, where the store can tell: they do not name their run, but are sealed for it."""
-        return await self._store.strays() if isinstance(self._store, Searching) else []
-
     async def _report(self, found: Found) -> RunReport:
         timeline = read_timeline(found.stored.records, found.stored.checkpoint, redact=self._redact)
         left = tuple(read_left(await found.case(self._backing), self._redact))
@@ -465,15 +448,6 @@ _TOLD = {RunStatus.PAUSED: "paused", RunStatus.BLOCKED: IN_DOUBT, RunStatus.CANC
 def _open_requests(found: Found) -> Sequence[ApprovalRequest]:
     """The requests that may be answered now: none of a run in quarantine, which is to be released first."""
     return () if found.status is RunStatus.QUARANTINED else found.pending
-
-
-def _is_first(record: StoredRecord, sealer: Sealer) -> bool:
-    """Whether the record is the first of the sealer's run."""
-    place = (record.number, record.epoch, record.kind, record.call, record.attempt)
-    try:
-        return record.number == 1 and hmac.compare_digest(sealer.record(*place, NO_SEAL, record.body), record.seal)
-    except NO_SUCH_VALUES:
-        return False
 
 
 def _is_head(row: StoredRow, sealer: Sealer, before: StoredRecord, record: StoredRecord) -> bool:

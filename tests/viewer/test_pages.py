@@ -14,6 +14,7 @@ import pytest
 from agent_runtime import Message, Reply, RunContext, Runs, ToolRegistry, ToolSpec
 from agent_runtime.cli import main
 from agent_runtime.errors import StoreUnavailable
+from agent_runtime.redaction import HIDDEN, UNREDACTED, Part, redact_all, redact_names, redact_pattern
 from agent_runtime.runs import STATUSES
 from agent_runtime.viewer import Identity, make_app
 from tests.bench import KEY, Delegate, Place, Script, Worker
@@ -23,8 +24,8 @@ from tests.viewer.serving import TOKEN, Viewer, serving, viewing
 MARK = "sk-TEST-123"
 
 
-def operator(place: Place) -> Runs:
-    return Runs(place.open(), checkpoint_key=KEY)
+def operator(place: Place, **options: Any) -> Runs:
+    return Runs(place.open(), checkpoint_key=KEY, **options)
 
 
 @pytest.fixture
@@ -198,6 +199,13 @@ async def test_what_is_wrong_with_a_run_is_said_plainly(viewer: Viewer, shelf: P
     corrupt = viewer.get("/runs/order-7")
     assert "What is stored is not what was written" in text(corrupt.text)
     assert "record 5" in text(corrupt.text)
+    assert "records 1 to 4; from record 5 on none can be believed" in text(corrupt.text)
+    assert "Two seats for Hamlet, please." in text(corrupt.text), "what holds is there to be read"
+    assert "The tickets are in your mail." not in text(corrupt.text)
+    assert '<svg class="picture"' in corrupt.text
+    assert '<form method="post"' not in corrupt.text, "nothing can be decided about it"
+    assert viewer.get("/parts/order-7").status == 200
+    assert viewer.get("/value/order-7?call=0/model").status == 200
     assert viewer.get("/runs/" + "x" * 600).status == 400
     assert viewer.get("/nowhere").status == 404
 
@@ -346,10 +354,7 @@ async def test_behind_a_proxy_each_sees_their_own_runs_alone(shelf: Place) -> No
 
 
 async def test_what_the_hook_hides_stands_on_no_page(shelf: Place) -> None:
-    def redact(name: str, value: object) -> object:
-        if isinstance(value, str):
-            return value.replace(MARK, "•••")
-        return "•••" if name == "amount" else value
+    redact = redact_all(redact_pattern(MARK), redact_names("amount"))
 
     async def model(messages: list[Message], tools: list[ToolSpec]) -> Reply:
         return await stage.Talk((f"the key is {MARK}", [("refund", {"order": MARK, "amount": 77_123})]), ("x", [])).reply(
@@ -358,7 +363,7 @@ async def test_what_the_hook_hides_stands_on_no_page(shelf: Place) -> None:
 
     box = stage.Box().registry
     await Worker(shelf).run(model, box, "secret", messages=f"use {MARK}", ctx=RunContext(user=MARK))  # type: ignore[arg-type]
-    with serving(make_app(operator(shelf), token=TOKEN, redact=redact)) as viewer:
+    with serving(make_app(operator(shelf, redact=redact), token=TOKEN)) as viewer:
         viewer.log_in()
         paths = (
             "/",
@@ -370,26 +375,31 @@ async def test_what_the_hook_hides_stands_on_no_page(shelf: Place) -> None:
         )
         for path in paths:
             page = viewer.get(path).text
-            assert "•••" in page or path == "/", path
+            assert HIDDEN in page, path
             assert MARK not in page, path
             assert "77123" not in page, path
-        answer = viewer.post("/act/edit/secret", {"call": "0", "by": "ana", "args": '{"order": "•••", "amount": 5}'})
+        answer = viewer.post("/act/edit/secret", {"call": "0", "by": "ana", "args": '{"order": "[redacted]", "amount": 5}'})
         assert answer.status == 303
+        assert "refund order=" in text(viewer.get("/").text), "a list tells the rest of what it waits for"
     [left] = (await operator(shelf).show("secret")).left
     assert left.how == "edit"
     result = await Worker(shelf).recover(model, box, "secret", ctx=RunContext(user=MARK))  # type: ignore[arg-type]
     assert result.messages[-2].content == f"refunded 5 for {MARK}", "what is hidden on the page is not sent as it is shown"
 
 
-async def test_a_hook_that_fails_hides_the_value(shelf: Place) -> None:
-    def redact(name: str, value: object) -> object:
+def test_a_hook_that_fails_hides_the_value(shelf: Place) -> None:
+    def redact(value: object, part: Part) -> object:
         raise RuntimeError("cannot look at it")
 
-    with serving(make_app(operator(shelf), token=TOKEN, redact=redact)) as viewer:
+    with serving(make_app(operator(shelf, redact=redact), token=TOKEN)) as viewer:
         viewer.log_in()
         page = viewer.get("/runs/order-7").text
         assert "Hamlet" not in page
-        assert "[hidden]" in page
+        assert UNREDACTED in page
+        for path in ("/", "/inbox", "/runs/refund-12", "/runs/mail-5", "/runs/tickets-8", "/runs/import-1"):
+            answer = viewer.get(path)
+            assert answer.status == 200, path
+            assert "B-2" not in answer.text
 
 
 # The command.
@@ -403,6 +413,16 @@ def test_the_command_prints_an_address_that_answers_and_writes_no_token_to_its_l
         assert viewer.get("/runs/order-7").status == 200
         assert viewer.get(f"/runs/nothing?token={token}").status == 404
     assert token not in shelf.path.with_name("view.log").read_text()
+
+
+def test_the_command_hides_what_stands_under_the_names_that_it_is_given(shelf: Place) -> None:
+    with viewing(shelf.path, "--redact", "order", "--redact", "receipt") as viewer:
+        viewer.log_in()
+        for path in ("/", "/inbox", "/runs/refund-12", "/runs/order-7"):
+            page = text(viewer.get(path).text)
+            assert '"B-2"' not in page, "a name hides what stands under it, and not what somebody said"
+            assert "r-7" not in page.replace("order-7", ""), path
+        assert 'refund order="[redacted]" amount=900' in text(viewer.get("/").text)
 
 
 def test_the_command_says_what_is_missing(shelf: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """The commands of whoever decides, and their options."""
     approvals = add_command(commands, "approvals", "list the calls that wait for somebody's approval")
     approvals.add_argument("run", metavar="RUN", nargs="?")
+    add_redact(approvals)
     for name, does in (("approve", "let a call go out"), ("deny", "do not let a call go out; the model is told")):
         answer = _add_deciding(commands, name, does)
         answer.add_argument("request", metavar="REQUEST", help="its request, as `approvals` lists it")
@@ -50,6 +51,11 @@ def add_command(
     command.add_argument("--store", metavar="URL", help="the store to look at (default: DATABASE_URL)")
     command.add_argument("--json", action="store_true", help="one JSON line an item, for programs")
     return command
+
+
+def add_redact(command: argparse.ArgumentParser) -> None:
+    """The option of each command that shows values."""
+    command.add_argument("--redact", metavar="NAME", action="append", help="hide what stands under this name; may be repeated")
 
 
 def _add_deciding(

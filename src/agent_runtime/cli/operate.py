@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from agent_runtime.cli import decide, keep, keys
-from agent_runtime.cli.decide import add_command, user_name
+from agent_runtime.cli.decide import add_command, add_redact, user_name
 from agent_runtime.cli.drawn import FINE, PLAIN, Ink, draw_text
 from agent_runtime.cli.tables import cut, json_line, print_rows, print_table, printable, told_at
 from agent_runtime.clock import SYSTEM_CLOCK
-from agent_runtime.errors import InvalidSetting
+from agent_runtime.described import CORRUPT, told_sound
+from agent_runtime.errors import CheckpointStoreCorrupt, InvalidSetting
 from agent_runtime.picture import draw
 from agent_runtime.provision import stored_key
 from agent_runtime.redaction import Redact, redact_names
@@ -36,7 +37,8 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     runs.add_argument("--status", choices=STATUSES, help="only runs that stand so")
     show = add_command(commands, "show", "say what happened to a run, claim by claim")
     show.add_argument("run", metavar="RUN", help="its id, or the file that it is archived in")
-    show.add_argument("--redact", metavar="NAME", action="append", help="hide what stands under this name; may be repeated")
+    for command in (runs, show):
+        add_redact(command)
     release = add_command(commands, "release", "let a quarantined run go again")
     release.add_argument("run", metavar="RUN")
     release.add_argument("--by", metavar="NAME", help="who says so; it is recorded (default: the user)")
@@ -63,7 +65,7 @@ async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:
             case "runs":
                 return await _list(runs, chosen)
             case "show":
-                return _show(await runs.show(chosen.run), as_json=chosen.json)
+                return await _show_run(runs, chosen)
             case "release":
                 return await _release(runs, chosen)
             case "verify":
@@ -128,10 +130,21 @@ def _redact(chosen: argparse.Namespace) -> Redact | None:
     return redact_names(*names) if names else None
 
 
+async def _show_run(runs: Runs, chosen: argparse.Namespace) -> int:
+    """What happened to a run; what of a corrupt one still holds, and then what is wrong with it."""
+    try:
+        report = await runs.show(chosen.run)
+    except CheckpointStoreCorrupt:
+        _show(await runs.inspect(chosen.run), as_json=chosen.json)
+        raise
+    return _show(report, as_json=chosen.json)
+
+
 def _show(report: RunReport, *, as_json: bool) -> int:
     if as_json:
         waiting, doubts = ([call.call for call in calls] for calls in (report.timeline.pending, report.timeline.doubts))
-        print(json_line({**_plain(report.info), **asdict(report.timeline), "pending": waiting, "doubts": doubts}))
+        held = {"sound": report.sound, "broken": report.broken} if report.info.status == CORRUPT else {}
+        print(json_line({**_plain(report.info), **held, **asdict(report.timeline), "pending": waiting, "doubts": doubts}))
     else:
         _print_report(report)
     return 0
@@ -145,15 +158,17 @@ def _show_file(chosen: argparse.Namespace, settings: Settings) -> int:
 
 def _print_report(report: RunReport) -> None:
     info, timeline = report.info, report.timeline
-    print_rows([*_facts(info), *_counts(report)])
+    print_rows([*_of_corrupt(report)] if info.status == CORRUPT else [*_facts(info), *_counts(report)])
     print()
     print_picture(report)
     for segment in timeline.segments:
         who = f"process {segment.pid} on {segment.host}" if segment.pid else "unknown"
-        left = segment.left or "no word of its end"
+        left = segment.left or ("no more of it holds" if info.status == CORRUPT else "no word of its end")
         print()
         print(printable(f"claim {segment.epoch} ({segment.why}) by {who}: {left}"))
         print_rows([_moment(moment) for moment in segment.moments])
+    if info.status == CORRUPT:
+        return
     for call in timeline.pending:
         print()
         print(printable(f"waiting for approval: {_told(call)}; answer it with `agent-runtime approve` or `deny`"))
@@ -193,6 +208,13 @@ def _facts(info: RunInfo) -> Iterator[tuple[str, str]]:
         yield "wakes", told_at(info.wake_at)
     yield "created", told_at(info.created_at)
     yield "updated", told_at(info.updated_at)
+
+
+def _of_corrupt(report: RunReport) -> Iterator[tuple[str, str]]:
+    """What is to be said of a corrupt run: its row may be what was changed."""
+    yield "run", report.info.run_id
+    yield "status", f"{report.info.status}: {report.info.why}"
+    yield "holds", told_sound(report)
 
 
 def _counts(report: RunReport) -> Iterator[tuple[str, str]]:

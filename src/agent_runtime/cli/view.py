@@ -10,10 +10,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agent_runtime.cli.decide import add_redact
 from agent_runtime.cli.operate import check_there
 from agent_runtime.entropy import SYSTEM_ENTROPY
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.provision import stored_key
+from agent_runtime.redaction import redact_names
 from agent_runtime.runs import Runs
 from agent_runtime.settings import Settings, read_settings
 from agent_runtime.stores import open_store
@@ -32,6 +34,7 @@ def add_options(view: argparse.ArgumentParser) -> None:
     view.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: 127.0.0.1, this machine alone)")
     view.add_argument("--port", type=int, default=PORT, help=f"the port; 0 takes a free one (default: {PORT})")
     view.add_argument("--read-only", action="store_true", help="show, and let nobody decide anything")
+    add_redact(view)
     view.add_argument("--token", help="the token of its address (default: VIEW_TOKEN, or a fresh one each time)")
     view.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name that it is asked by; may be repeated"
@@ -54,7 +57,9 @@ async def _view(chosen: argparse.Namespace, settings: Settings) -> int:
     listener = _listen(chosen.host, chosen.port)
     store = open_store(settings.database_url)
     try:
-        app = _app(Runs(store, checkpoint_key=key, max_value_bytes=settings.max_value_bytes), chosen, token)
+        redact = redact_names(*chosen.redact) if chosen.redact else None
+        runs = Runs(store, checkpoint_key=key, max_value_bytes=settings.max_value_bytes, redact=redact)
+        app = _app(runs, chosen, token)
         port = listener.getsockname()[1]
         print(f"The runs of this store: http://{_shown(chosen.host)}:{port}/?token={token}", flush=True)
         await _serve(app, listener)

@@ -24,7 +24,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from agent_runtime.errors import CheckpointStoreCorrupt, NewerFormat, RevokedKey
 from agent_runtime.journal.cipher import Cipher
@@ -52,6 +52,7 @@ __all__ = [
     "KeyRing",
     "Noted",
     "Sealer",
+    "Sound",
     "checkpoint_digest",
     "derive_key",
     "open_message",
@@ -59,6 +60,7 @@ __all__ = [
     "open_run",
     "parse_key",
     "read_run",
+    "read_sound",
     "sealer_for",
 ]  # fmt: skip
 
@@ -314,6 +316,70 @@ def read_run(ring: KeyRing, run: StoredRun, *, tenant: str) -> StoredRun:
     if checkpoint is not None:
         checkpoint = sealers[_last_checkpoint(run.records)].show_state(checkpoint)
     return StoredRun(run.row, checkpoint, records)
+
+
+class Sound(NamedTuple):
+    """What still holds of a run that is not as it was written."""
+
+    records: tuple[StoredRecord, ...]
+    """Those from the first on whose seals hold, with their bodies as they were noted."""
+    checkpoint: StoredCheckpoint | None
+    """The stored state, where the last of these records that names one names this."""
+    broken: int | None
+    """The number of the first record that does not hold; None where each one that is there does."""
+
+
+def read_sound(ring: KeyRing, run: StoredRun, *, tenant: str) -> Sound:
+    """What of a corrupt run can be believed: each seal is checked over the one before, and nothing past the first that does
+    not hold is decoded or decrypted. The row is not asked: it may be what was changed.
+
+    What a revoked key alone vouches for is not believed: it ends with the last record that stands under another.
+    """
+    sealers = _sealers_forward(ring, run.records, tenant=tenant, run_id=run.row.run_id)
+    while sealers and sealers[-1].key_id in ring.revoked:
+        sealers.pop()
+    shown: list[StoredRecord] = []
+    for sealer, record in zip(sealers, run.records, strict=False):
+        try:
+            shown.append(sealer.show_record(record))
+        except CheckpointStoreCorrupt:  # sealed, and yet not what this key hid
+            break
+    broken = len(shown) + 1 if len(shown) < len(run.records) else None
+    return Sound(tuple(shown), _sound_checkpoint(run, sealers[: len(shown)]), broken)
+
+
+def _sealers_forward(ring: KeyRing, records: Sequence[StoredRecord], *, tenant: str, run_id: str) -> list[Sealer]:
+    """The sealers of the records that hold, from the first on: any key of the ring may be the first, and a `rekeyed` record
+    stands under a key of the ring that follows the one it names."""
+    every = [sealer_for(ring, tenant=tenant, run_id=run_id, key_id=key_id) for key_id in ring.keys]
+    found: list[Sealer] = []
+    previous, epoch = NO_SEAL, 0
+    for number, record in enumerate(records, start=1):
+        is_turn = not found or (record.kind == RecordKind.REKEYED and record.call == found[-1].key_id)
+        able = (sealer for sealer in (every if is_turn else found[-1:]) if _follows(sealer, record, number, epoch, previous))
+        if (sealer := next(able, None)) is None:
+            break
+        found.append(sealer)
+        previous, epoch = record.seal, record.epoch
+    return found
+
+
+def _follows(sealer: Sealer, record: StoredRecord, number: int, epoch: int, previous: bytes) -> bool:
+    """Whether a record stands in its place, after the one whose seal is `previous`."""
+    try:
+        seal = sealer.record(number, record.epoch, record.kind, record.call, record.attempt, previous, record.body)
+        return record.number == number and epoch <= record.epoch and hmac.compare_digest(seal, record.seal)
+    except NO_SUCH_VALUES:
+        return False
+
+
+def _sound_checkpoint(run: StoredRun, sealers: Sequence[Sealer]) -> StoredCheckpoint | None:
+    sound = run._replace(records=run.records[: len(sealers)])
+    try:
+        _open_checkpoint(sound, sealers)
+        return run.checkpoint and sealers[_last_checkpoint(sound.records)].show_state(run.checkpoint)
+    except CheckpointStoreCorrupt:
+        return None
 
 
 def _verify(ring: KeyRing, run: StoredRun, tenant: str) -> tuple[Sealer, Sequence[Sealer]]:

@@ -99,7 +99,7 @@ class Actions:
         if request is None:
             await runs.approve((run_id, form.get("call", "")), by=by)  # says what is open instead
             return "approved"
-        typed, stood = _json_object("args", form.get("args", "")), self._pages.rendering.of_runs(request).args
+        typed, stood = _json_object("args", form.get("args", "")), request.args
         if missing := sorted(stood.keys() - typed.keys()):
             raise Refused("args", f"An edit replaces arguments and removes none; missing: {', '.join(missing)}.")
         changes = {name: value for name, value in typed.items() if name not in stood or stood[name] != value}

@@ -18,7 +18,6 @@ from agent_runtime.viewer.asking import Identity
 from agent_runtime.viewer.guard import LOOPBACK, SHORTEST_TOKEN, Guard, Secrets
 from agent_runtime.viewer.pages import Pages
 from agent_runtime.viewer.rendering import Rendering
-from agent_runtime.viewer.shown import Redact
 
 STATIC = Path(__file__).parent / "static"
 
@@ -29,19 +28,18 @@ def make_app(
     token: str,
     read_only: bool = False,
     identity: Identity | None = None,
-    redact: Redact | None = None,
     hosts: Collection[str] = LOOPBACK,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Starlette:
     """The viewer of these runs, for any ASGI server. Whoever has the token may see them, and decide unless `read_only`.
 
-    `identity`: the headers in which a proxy names who is there; each sees the runs of their own identity alone. `redact`
-    is given the name and value of everything shown, and gives what may be shown. `hosts`: the names it answers to.
+    `identity`: the headers in which a proxy names who is there; each sees the runs of their own identity alone. What is
+    shown of values is for the `redact` of the runs to say. `hosts`: the names it answers to.
     """
     if len(token) < SHORTEST_TOKEN:
         raise InvalidSetting(f"the viewer's token has at least {SHORTEST_TOKEN} characters, found {len(token)}")
     secrets = Secrets(token)
-    rendering = Rendering(form_token=secrets.form, read_only=read_only, redact=redact, clock=clock)
+    rendering = Rendering(form_token=secrets.form, read_only=read_only, redact=runs.redact, clock=clock)
     pages = Pages(runs, rendering, identity=identity, clock=clock)
     actions = Actions(pages, secrets, read_only=read_only)
     routes = [

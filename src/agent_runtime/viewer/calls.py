@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from agent_runtime.described import CORRUPT
 from agent_runtime.ids import RunId, build_key
 from agent_runtime.journal.states import CallState
 from agent_runtime.run import prefix_of
@@ -40,13 +41,13 @@ class Gap(NamedTuple):
 
 def rows(report: RunReport) -> list[Row]:
     """Every call, in the order in which they began."""
-    is_alive = report.info.status == "running"
-    return [_row(call, is_alive=is_alive) for call in report.timeline.calls.values()]
+    return [_row(call, report.info.status) for call in report.timeline.calls.values()]
 
 
 def doubts(report: RunReport) -> Sequence[Call]:
-    """The calls of which nobody knows whether they happened: none of a run whose worker is at them."""
-    return () if report.info.status == "running" else report.timeline.doubts
+    """The calls of which nobody knows whether they happened: none of a run whose worker is at them, or
+    of which not all is known."""
+    return () if report.info.status in ("running", CORRUPT) else report.timeline.doubts
 
 
 def keys(report: RunReport) -> Mapping[str, str]:
@@ -69,8 +70,8 @@ def _gap(before: Segment | None, segment: Segment) -> Gap | None:
     return Gap(segment.began_ms - before.last_ms)
 
 
-def _row(call: Call, *, is_alive: bool) -> Row:
-    word, tone = _word(call, is_alive=is_alive)
+def _row(call: Call, status: str) -> Row:
+    word, tone = _word(call, status)
     error = call.outcome.get("error")
     told = f"{error.get('type', 'Error')}: {error.get('message', '')}" if isinstance(error, Mapping) else ""
     return Row(call, word, tone, [_attempt(each) for each in call.tries], told)
@@ -81,12 +82,14 @@ def _attempt(each: Try) -> Attempt:
     return Attempt(each.attempt, each.epoch, each.started_ms, took, each.ended or "never said")
 
 
-def _word(call: Call, *, is_alive: bool) -> tuple[str, str]:
+def _word(call: Call, status: str) -> tuple[str, str]:
     if call.state is CallState.DONE:
         return ("error", "bad") if "error" in call.outcome else ("done", "good")
+    if status == CORRUPT:
+        return "no more holds", "plain"
     if call.is_waiting:
         return "waits for approval", "wait"
-    if call.is_decision or (is_alive and call.is_in_doubt):
+    if call.is_decision or (status == "running" and call.is_in_doubt):
         return "under way", "run"
     if call.is_in_doubt:
         return "in doubt", "bad"

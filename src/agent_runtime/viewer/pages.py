@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from agent_runtime.clock import Clock
+from agent_runtime.described import CORRUPT
 from agent_runtime.errors import (
     AgentRuntimeError,
     CheckpointConflict,
@@ -79,7 +80,7 @@ class Pages:
         asked = _asked(request)
         found, asked = await self._find(self.runs_of(request), asked)
         return self.rendering.page(
-            "runs.html", **self._base(request, "runs"), asked=asked, page=self.rendering.of_runs(found),
+            "runs.html", **self._base(request, "runs"), asked=asked, page=found,
             stamp=live.digest(found),
         )  # fmt: skip
 
@@ -110,19 +111,21 @@ class Pages:
     async def show_run(self, request: Request, run_id: str, *, status: int = 200, problem: Problem = NO_PROBLEM) -> Response:
         """The page of one run, with what stands against an action of it."""
         try:
-            report = await self.runs_of(request).show(run_id)
+            report = await self.runs_of(request).inspect(run_id)
         except CheckpointStoreCorrupt as error:
             told = self.rendering.tell(error)
-            return self.rendering.page("corrupt.html", **self._base(request, "runs"), run_id=run_id, why=told)
+            return self.rendering.page("corrupt.html", **self._base(request, "runs"), run_id=run_id, why=told, report=None)
+        if report.info.status == CORRUPT:
+            of_run = self._of_run(request, report, problem)
+            return self.rendering.page("corrupt.html", **of_run, run_id=run_id, why=report.info.why, report=report)
         return self.rendering.page("run.html", status=status, **self._of_run(request, report, problem))
 
     async def run_parts(self, request: Request) -> Response:
         """The parts of that page, to be put in the place of those that are not as they were."""
-        report = await self.runs_of(request).show(_run_id(request))
+        report = await self.runs_of(request).inspect(_run_id(request))
         return self.rendering.page("parts.html", **self._of_run(request, report, NO_PROBLEM))
 
-    def _of_run(self, request: Request, whole: RunReport, problem: Problem) -> dict[str, Any]:
-        report = self.rendering.of_runs(whole)
+    def _of_run(self, request: Request, report: RunReport, problem: Problem) -> dict[str, Any]:
         timeline = report.timeline
         said, rows = read_conversation(timeline), calls.rows(report)
         drawn = draw(timeline, now_ms=self._clock.now_ms(), is_running=report.info.status == "running")
@@ -131,12 +134,12 @@ class Pages:
         return {
             **self._base(request, "runs"),
             "info": report.info, "timeline": timeline, "pending": report.pending,
-            "doubts": calls.doubts(report), "keys": calls.keys(whole),
+            "doubts": calls.doubts(report), "keys": calls.keys(report),
             "left": {each.call: each for each in report.left}, "problem": problem, "rows": rows[-shown_calls:],
             "calls_in_all": len(rows), "talk": said[-shown_talk:], "talk_in_all": len(said),
             "input": read_input(timeline),
             "shown_talk": shown_talk, "shown_calls": shown_calls, "more": MORE, "segments": calls.segments(timeline),
-            "stamp": "" if whole.stand is None else live.stamp(whole.stand),
+            "stamp": "" if report.stand is None else live.stamp(report.stand),
             "drawn": drawn, "colours": {} if drawn is None else {band.epoch: band.colour % 6 for band in drawn.bands},
             "started": "" if began is None else shown.clock(began)[:8],
             "graph": draw_graph(timeline.graph, timeline.visits, timeline.frontier),
@@ -144,7 +147,7 @@ class Pages:
 
     async def value(self, request: Request) -> Response:
         """The arguments or the result of a call, whole, as text."""
-        report = self.rendering.of_runs(await self.runs_of(request).show(_run_id(request)))
+        report = await self.runs_of(request).inspect(_run_id(request))
         call = report.timeline.calls.get(request.query_params.get("call", ""))
         part = request.query_params.get("part", "result")
         if call is None:
@@ -164,10 +167,9 @@ class Pages:
     async def show_inbox(self, request: Request, *, status: int = 200, problem: Problem = NO_PROBLEM) -> Response:
         """What waits for somebody, with what stands against an action."""
         waiting = await self._waiting(self.runs_of(request))
-        told = [(self.rendering.of_runs(each), calls.keys(each)) for each in waiting]
         return self.rendering.page(
             "inbox.html", status=status, **self._base(request, "inbox"), problem=problem, stamp=live.digest(_outline(waiting)),
-            waiting=[(each, calls.doubts(each), {left.call: left for left in each.left}, keys) for each, keys in told],
+            waiting=[(it, calls.doubts(it), {left.call: left for left in it.left}, calls.keys(it)) for it in waiting],
             is_all=len(waiting) < MOST_WAITING,
         )  # fmt: skip
 

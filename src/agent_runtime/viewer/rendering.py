@@ -13,9 +13,11 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
 from agent_runtime.clock import Clock
+from agent_runtime.described import told_sound
+from agent_runtime.redaction import Redact, shown_text
 from agent_runtime.runs import STATUSES
 from agent_runtime.viewer import commands, shown
-from agent_runtime.viewer.shown import Redact, T, redacted, visible
+from agent_runtime.viewer.shown import visible
 
 HERE = Path(__file__).parent
 
@@ -34,7 +36,7 @@ SAID = {
 
 
 class Rendering:
-    """Makes pages. What is of runs goes through `of_runs` before it comes here."""
+    """Makes pages. What runs tell comes here as it may be shown."""
 
     def __init__(self, *, form_token: str, read_only: bool, redact: Redact | None, clock: Clock) -> None:
         self._redact = redact
@@ -53,14 +55,10 @@ class Rendering:
         }  # fmt: skip
         environment.globals |= {
             "form_token": form_token, "read_only": read_only, "statuses": STATUSES, "command": commands.command,
-            "edit_command": commands.edit, "verify_command": commands.verify, "asset": _asset,
+            "edit_command": commands.edit, "verify_command": commands.verify, "told_sound": told_sound, "asset": _asset,
             "query": _query, "notices": SAID,
         }  # fmt: skip
         self._environment = environment
-
-    def of_runs(self, value: T) -> T:
-        """What runs tell, as far as it may be shown."""
-        return redacted(self._redact, value)
 
     def page(self, template: str, /, *, status: int = 200, **values: Any) -> HTMLResponse:
         """A page, or a part of one."""
@@ -71,7 +69,7 @@ class Rendering:
 
     def tell(self, error: Exception) -> str:
         """An error as a page says it."""
-        return visible(self.of_runs(str(error)))
+        return visible(shown_text(self._redact, str(error)))
 
 
 def run_path(run_id: str, under: str = "runs") -> str:

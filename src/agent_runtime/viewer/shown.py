@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
-from enum import Enum
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple
 
 from agent_runtime.clock import moment
-from agent_runtime.runs import RunInfo
-from agent_runtime.timeline import Segment
-
-T = TypeVar("T")
-
-Redact: TypeAlias = Callable[[str, object], object]
-"""From the name under which a value stands, and the value, to what may be shown of it."""
-
-HIDDEN = "[hidden]"
-"""What stands for a value that a redaction could not look at."""
 
 ONE_LINE = 72
 SHORT = 600
@@ -129,76 +116,3 @@ def date(when: datetime) -> str:
 def machine(when: datetime) -> str:
     """A moment as a program reads it."""
     return when.astimezone(UTC).isoformat("T", "milliseconds").replace("+00:00", "Z")
-
-
-# Redaction.
-
-
-def redacted(redact: Redact | None, value: T) -> T:
-    """The value with all that is in it as far as it may be shown. Ids of runs and calls stay: they are addresses."""
-    return value if redact is None else _redacted(redact, "", value)
-
-
-_OURS = frozenset(
-    {"run_id", "call", "id", "digest", "key", "call_id", "status", "ended", "how", "decision", "what", "state", "visits",
-     "frontier", "stand", "replays"}
-)  # fmt: skip
-"""Addresses, and words of our own: no payload stands there."""
-
-
-_SAID = frozenset({"verdict", "settled", "cancelled"})
-"""What people said, under names of our own."""
-
-
-def _redacted(redact: Redact, name: str, value: Any) -> Any:
-    match value:
-        case RunInfo():
-            return replace(value, why=_told(redact, "why", _without_arguments(value)))
-        case Segment():
-            return replace(value, left=_told(redact, "left", value.left), moments=_redacted(redact, "", value.moments))
-        case None | bool() | int() | float():
-            return _told(redact, name, value)
-        case datetime() | Enum():
-            return value
-        case str():
-            return _told(redact, name, value)
-        case _ if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{each.name: _part(redact, each.name, getattr(value, each.name)) for each in fields(value)})
-        case tuple() if hasattr(value, "_fields"):
-            return type(value)(*(_part(redact, n, part) for n, part in zip(value._fields, value, strict=True)))
-        case Mapping():
-            told = _told(redact, name, value)
-            return _inside(redact, told) if isinstance(told, Mapping) else told
-        case list() | tuple():
-            return type(value)(_redacted(redact, name, part) for part in value)
-        case _:
-            return HIDDEN
-
-
-def _part(redact: Redact, name: str, value: Any) -> Any:
-    """A field of what is ours: a mapping stays one, whatever becomes of what it holds."""
-    if name in _OURS or value is None or isinstance(value, int):
-        return value
-    if name == "calls":
-        return {call: _redacted(redact, "", each) for call, each in value.items()}
-    if name in _SAID:
-        return {key: part if key in _OURS else _redacted(redact, key, part) for key, part in value.items()}
-    return _inside(redact, value) if isinstance(value, Mapping) else _redacted(redact, name, value)
-
-
-def _inside(redact: Redact, value: Mapping[str, Any]) -> dict[str, Any]:
-    return {_told(redact, "", key): _redacted(redact, str(key), part) for key, part in value.items()}
-
-
-def _without_arguments(info: RunInfo) -> str:
-    """Why a run stands so, without the arguments that are told there in words, of which no hook could see the names."""
-    if info.status in ("paused", "in-doubt"):
-        return info.why.partition(":")[0]
-    return info.why.partition("; still in doubt:")[0]
-
-
-def _told(redact: Redact, name: str, value: object) -> Any:
-    try:
-        return redact(name, value)
-    except Exception:  # of a hook that is another's: what it could not look at is not shown
-        return HIDDEN
