@@ -15,7 +15,7 @@ from agent_runtime.inbox import Message, MessageKind, find_cancel
 from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRow
 from agent_runtime.journal.states import IN_DOUBT as STATES_IN_DOUBT
 from agent_runtime.journal.states import WAITING
-from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.journal.store import CheckpointStore, recency
 from agent_runtime.lease import find_mark
 from agent_runtime.recovery import Found
 from agent_runtime.redaction import Part, Redact, shown_text
@@ -26,7 +26,7 @@ MOST_LISTED = 1000
 PAGE_OF_A_FACE = 50
 PAGE = 100
 FILTERED_PAGE = 1000
-LOOK_SECONDS = 0.08
+LOOK_SECONDS = 0.07
 """How long a face is kept waiting for a page of runs that are few among many."""
 WATCH_SECONDS = 0.15
 
@@ -148,6 +148,40 @@ class Looking(ABC):
             if clock.monotonic() >= give_up_at:
                 return Page(found, last)
 
+    async def recent(
+        self, *, status: str | None = None, name: str | None = None, before: str | None = None, limit: int = PAGE_OF_A_FACE
+    ) -> Page:
+        """Runs for a face as `page` gives them, the one last changed first. `after` of a page is the `before` of the next."""
+        check_status(status)
+        clock, found, last = self._backing.clock, list[RunInfo](), None if before is None else _read_place(before)
+        give_up_at = clock.monotonic() + LOOK_SECONDS
+        stored = None if status is None or status not in ROWS else int(ROWS[status])
+        is_picked = name is None and status not in ("running", "interrupted", CORRUPT)  # by the store itself
+        while True:
+            size = limit + 1 if is_picked else FILTERED_PAGE
+            rows = await self._store.list_recent(status=stored, before=last, limit=size)
+            likely = [row for row in rows if name in (None, row.name)]
+            for at in range(0, len(likely), limit):
+                part = likely[at : at + limit]
+                for row, info in zip(part, await self._infos_of(part, status), strict=True):
+                    if info is not None and len(found) == limit:
+                        return Page(found, _place(last))
+                    if info is not None:
+                        found.append(info)
+                    last = recency(row)
+                if clock.monotonic() >= give_up_at and at + limit < len(likely):
+                    return Page(found, _place(last))
+            if len(rows) < size:
+                return Page(found)
+            last = recency(rows[-1])
+            if clock.monotonic() >= give_up_at:
+                return Page(found, _place(last))
+
+    async def _infos_of(self, rows: Sequence[StoredRow], status: str | None) -> Sequence[RunInfo | None]:
+        """What is said of each of these; None of one that is of another status, or another's."""
+        infos = {info.run_id: info for info in await self._infos(rows, status)}
+        return [infos.get(row.run_id) for row in rows]
+
     async def watch(self, run_id: str, *, every: float = WATCH_SECONDS) -> AsyncIterator[Stand]:
         """How the run stands now, and again each time that changed. Reads its row, so often, while somebody iterates.
 
@@ -195,6 +229,18 @@ class Looking(ABC):
         if status in UNFINISHED:
             return await self._store.list_unfinished(limit=limit, after=last)
         return await self._store.list_runs(status=ENDED.get(status or ""), limit=limit, after=last)
+
+
+def _place(recency: tuple[int, RunId] | None) -> str | None:
+    """Where a list by time goes on, as text."""
+    return None if recency is None else f"{recency[0]}:{recency[1]}"
+
+
+def _read_place(text: str) -> tuple[int, RunId]:
+    moment, _, run_id = text.partition(":")
+    if not (moment.isascii() and moment.isdigit() and len(moment) < 19 and run_id):
+        raise InvalidSetting(f"before= is what the last page said in its `after`; found {text!r:.100}")
+    return int(moment), check_run_id(run_id)
 
 
 # What people left.

@@ -94,9 +94,11 @@ class Pages:
         return (by_name, named) if by_name.runs or by_name.after else (found, asked)
 
     async def _page(self, runs: Runs, asked: Asked) -> Page:
-        return await runs.page(
-            status=asked.status or None, name=asked.name or None, prefix=asked.q, after=asked.after or None, limit=RUNS_A_PAGE
-        )
+        """The newest first; those whose ids begin so by their ids."""
+        status, name, after = asked.status or None, asked.name or None, asked.after or None
+        if asked.q:
+            return await runs.page(status=status, name=name, prefix=asked.q, after=after, limit=RUNS_A_PAGE)
+        return await runs.recent(status=status, name=name, before=after, limit=RUNS_A_PAGE)
 
     async def live_list(self, request: Request) -> Response:
         runs, asked = self.runs_of(request), _asked(request)
