@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -253,3 +254,25 @@ def test_a_store_that_goes_away_and_a_run_that_is_deleted_are_said_on_the_open_p
 
     with serving(make_app(Runs(store, checkpoint_key=KEY), token=TOKEN)) as served:
         browser.see(look)
+
+
+def test_a_file_that_is_taken_away_and_put_back_is_told_of_on_the_open_page(
+    browser: Browsing, viewer: Viewer, shelf: Place
+) -> None:
+    away = shelf.path.with_name("away")
+    away.mkdir()
+
+    def move(source: Path, target: Path) -> None:
+        for each in source.glob(f"{shelf.path.name}*"):
+            each.rename(target / each.name)
+
+    async def look(page: Page) -> None:
+        await page.goto(viewer.url)
+        await page.goto(f"{viewer.base}/runs/order-7")
+        move(shelf.path.parent, away)
+        await expect(page.locator("#banner")).to_contain_text("The store does not answer; trying again.")
+        await expect(page.locator("h1")).to_have_text("order-7")
+        move(away, shelf.path.parent)
+        await expect(page.locator("#banner")).to_be_hidden()
+
+    browser.see(look)
