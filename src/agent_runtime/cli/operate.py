@@ -135,7 +135,9 @@ async def _show_run(runs: Runs, chosen: argparse.Namespace) -> int:
     try:
         report = await runs.show(chosen.run)
     except CheckpointStoreCorrupt:
-        _show(await runs.inspect(chosen.run), as_json=chosen.json)
+        report = await runs.inspect(chosen.run)
+        if report.sound:
+            _show(report, as_json=chosen.json)
         raise
     return _show(report, as_json=chosen.json)
 
