@@ -321,6 +321,35 @@ async def test_an_answer_that_does_not_hold_blocks_no_other(place: Place) -> Non
     assert [effect.args for effect in bench.remote.effects] == [{"amount": 5}]
 
 
+async def by_may_approve(place: Place) -> tuple[Bench, ApprovalRequest, Verdict]:
+    """An answer of somebody of whom the operator cannot know that the tool does not let them."""
+    bench, request = await paused(place, may_approve=lambda by, _: by == "ana")
+    return bench, request, request.approve(by="mallory")
+
+
+async def by_edit(place: Place) -> tuple[Bench, ApprovalRequest, Verdict]:
+    """An edit that does not fit, which the operator cannot know without the tools."""
+    bench, request = await paused(place)
+    return bench, request, request.edit({"amuont": 3}, by="eve")
+
+
+@pytest.mark.parametrize("bring", [by_edit, by_may_approve])
+async def test_an_answer_that_a_worker_found_not_to_hold_keeps_nobody_from_answering(place: Place, bring: Any) -> None:
+    bench, request, wrong = await bring(place)
+    await operator(place).answer(wrong)
+    await refused(operator(place).deny(request, by="ana"), "the first answer stands")  # nobody has looked at it yet
+    assert [left.by for left in (await operator(place).show("run")).left] == [wrong.by]
+    result = await Worker(place).recover(script(), bench.registry)
+    assert (result.status, list(result.pending)) == ("paused", [request])
+    assert list((await operator(place).show("run")).left) == [], "nothing of it is waited for any more"
+    await refused(operator(place).answer(wrong), "did not hold", "answer otherwise")
+    await operator(place).approve(request, by="ana")
+    await refused(operator(place).deny(request, by="ben"), "approve, by ana", "the first answer stands")
+    assert [left.by for left in (await operator(place).show("run")).left] == ["ana"]
+    assert (await Worker(place).recover(script(), bench.registry)).status == "done"
+    assert [effect.args for effect in bench.remote.effects] == [{"amount": 5}]
+
+
 async def test_who_is_overtaken_by_another_answer_is_told_by_whom(place: Place) -> None:
     _, request = await paused(place)
     sealer = sealer_for(RING, tenant="", run_id="run")

@@ -17,9 +17,10 @@ from contextlib import suppress
 from copy import copy
 from typing import IO, TypeAlias
 
-from agent_runtime import outside, retention
+from agent_runtime import answering, outside, retention
 from agent_runtime.approvals import ApprovalRequest, MayApprove, Verdict, edit_true, redact_request, request_of
 from agent_runtime.archive import Archived, read_archive
+from agent_runtime.clock import milliseconds
 from agent_runtime.described import (
     CORRUPT,
     IN_DOUBT,
@@ -45,7 +46,6 @@ from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRecord, Sto
 from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.lease import find_mark
-from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
 from agent_runtime.redaction import Redact, shown_text
 from agent_runtime.rekeying import Resealed, reseal, try_to_reseal
@@ -105,7 +105,7 @@ class Runs(Looking):
         check_terms(self._backing)
         self._store = store
         self._context = ctx
-        self._door = Door(may_approve, registry)
+        self._door = answering.Door(may_approve, registry)
         self._redact = redact
 
     def for_context(self, ctx: RunContext) -> Runs:
@@ -205,7 +205,7 @@ class Runs(Looking):
         `VerdictRefused` where it does not hold, or another answer was there first; `CheckpointConflict` where the run has
         ended, and `RunQuarantined`. The same answer again is fine.
         """
-        await outside.answer(self._backing, verdict, door=self._door, admit=self._admit)
+        await answering.answer(self._backing, verdict, door=self._door, admit=self._admit)
 
     # Deciding.
 
@@ -372,7 +372,9 @@ class Runs(Looking):
 
     async def _report(self, found: Found) -> RunReport:
         timeline = read_timeline(found.stored.records, found.stored.checkpoint, redact=self._redact)
-        left = tuple(read_left(await found.case(self._backing), self._redact))
+        case = await found.case(self._backing)
+        now_ms = milliseconds(await self._store.now()) if case.messages else 0
+        left = tuple(read_left(case, now_ms, self._redact))
         info, row = describe_found(found, timeline, redact=self._redact), found.stored.row
         stand = Stand(info.status, row.epoch, row.number, row.posted)
         return RunReport(info, timeline, self._shown(found), left, stand)
