@@ -25,6 +25,7 @@ from agent_runtime.described import (
     CORRUPT,
     IN_DOUBT,
     STATUSES,
+    Left,
     RunInfo,
     RunReport,
     Stand,
@@ -172,18 +173,28 @@ class Runs(Looking):
 
     async def pending_each(self, run_id: str | None = None) -> AsyncIterator[ApprovalRequest]:
         """The same, one after another and all of them, read page by page. A run that is corrupt hides no other."""
-        if run_id is not None:
-            for request in self._shown(await self._read(run_id)):
+        async for found in self._asking_each(run_id):
+            for request in self._shown(found):
                 yield request
+
+    async def asked_each(self, run_id: str | None = None) -> AsyncIterator[tuple[ApprovalRequest, Left | None]]:
+        """The same, each with the answer that somebody left to it and no worker has taken up yet."""
+        async for found in self._asking_each(run_id):
+            left = {each.call: each for each in await self._left(found) if each.what == "verdict"}
+            for request in self._shown(found):
+                yield request, left.get(request.id)
+
+    async def _asking_each(self, run_id: str | None) -> AsyncIterator[Found]:
+        """The run, or all runs that may have open requests."""
+        if run_id is not None:
+            yield await self._read(run_id)
             return
         after: RunId | None = None
         while page := await self._store.list_unfinished(limit=PAGE, after=after):
             after = page[-1].run_id
             asking = [row.run_id for row in page if row.status != RunStatus.QUARANTINED]
-            for found in (await self._open_all(asking)).values():
-                if isinstance(found, Found) and self._is_own(found):
-                    for request in self._shown(found):
-                        yield request
+            for found in await self._own(asking):
+                yield found
 
     async def approve(self, request: Which, *, by: str, note: str = "") -> None:
         """Let a call go out with the very arguments that its request shows. Raises as `answer` does."""
@@ -372,12 +383,15 @@ class Runs(Looking):
 
     async def _report(self, found: Found) -> RunReport:
         timeline = read_timeline(found.stored.records, found.stored.checkpoint, redact=self._redact)
-        case = await found.case(self._backing)
-        now_ms = milliseconds(await self._store.now()) if case.messages else 0
-        left = tuple(read_left(case, now_ms, self._redact))
+        left = await self._left(found)
         info, row = describe_found(found, timeline, redact=self._redact), found.stored.row
         stand = Stand(info.status, row.epoch, row.number, row.posted)
         return RunReport(info, timeline, self._shown(found), left, stand)
+
+    async def _left(self, found: Found) -> Sequence[Left]:
+        case = await found.case(self._backing)
+        now_ms = milliseconds(await self._store.now()) if case.messages else 0
+        return tuple(read_left(case, now_ms, self._redact))
 
     def _shown(self, found: Found) -> Sequence[ApprovalRequest]:
         """The open requests as they may be shown."""
