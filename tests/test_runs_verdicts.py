@@ -341,6 +341,7 @@ async def test_an_answer_that_a_worker_found_not_to_hold_keeps_nobody_from_answe
     assert [left.by for left in (await operator(place).show("run")).left] == [wrong.by]
     result = await Worker(place).recover(script(), bench.registry)
     assert (result.status, list(result.pending)) == ("paused", [request])
+    assert (await stored(place)).row.wake_at is None, "nobody looks at the run again for what does not hold"
     assert list((await operator(place).show("run")).left) == [], "nothing of it is waited for any more"
     await refused(operator(place).answer(wrong), "did not hold", "answer otherwise")
     await operator(place).approve(request, by="ana")
@@ -384,6 +385,29 @@ async def test_of_two_different_answers_at_once_one_is_told_yes_and_that_one_cou
         assert (await Worker(place).recover(script(), bench.registry, run)).status == "done"
         sent = {"amount": 5} if yes.decision is Decision.APPROVE else {"amount": 1}
         assert [effect.args for effect in bench.remote.effects] == [sent]
+
+
+@pytest.mark.parametrize("bring", [by_edit, by_may_approve])
+async def test_an_answer_that_does_not_hold_wakes_a_blocked_run_once(place: Place, bring: Any) -> None:
+    bench = Bench(needs_approval=lambda args: args["amount"] == 5, may_approve=lambda by, _: by == "ana")
+    model = Script([("charge", {"amount": 4}), ("charge", {"amount": 5})], "done")
+
+    async def lose(tool: str, args: dict[str, object]) -> None:
+        raise RuntimeError("after which nobody knows")
+
+    bench.after = lose
+    assert isinstance(await error_of(Worker(place).run(model, bench.registry)), RecoveryNeedsDecision)
+    [request] = await operator(place).pending("run")
+    wrong = request.edit({"amuont": 3}, by="ana") if bring is by_edit else request.approve(by="mallory")
+    await operator(place).answer(wrong)
+    assert (await stored(place)).row.wake_at is not None
+    assert isinstance(await error_of(Worker(place).recover(model, bench.registry)), RecoveryNeedsDecision)
+    assert (await stored(place)).row.wake_at is None
+    await operator(place).approve(request, by="ana")
+    bench.after = Bench().after
+    await operator(place).settle("run", "0.0", Outcome.done("paid"), by="ana", why="saw it")
+    assert (await Worker(place).recover(model, bench.registry)).status == "done"
+    assert [effect.args for effect in bench.remote.effects] == [{"amount": 4}, {"amount": 5}]
 
 
 # Listing.
