@@ -59,6 +59,11 @@ async def ended(store: CheckpointStore, run_id: str = "run-1", *, name: str = "o
 async def read(store: CheckpointStore, run_id: RunId) -> StoredRun:
     """A run that must be there, with its records; every seal, number and link of it checked."""
     [run] = await store.load_many([run_id])
+    return verified(run_id, run)
+
+
+def verified(run_id: RunId, run: StoredRun | None) -> StoredRun:
+    """What was read of a run that must be there, every seal, number and link of it checked."""
     assert run is not None, f"run {run_id!r} was stored, and is not there"
     try:
         open_run(NEXT_RING, run, tenant=TENANT)
@@ -76,7 +81,13 @@ async def read_row(store: CheckpointStore, run_id: RunId) -> StoredRow:
 
 async def read_as(store: CheckpointStore, draft: Draft) -> StoredRun:
     """The same, and its row must say what the draft says."""
-    run = await read(store, draft.run_id)
+    [run] = await store.load_many([draft.run_id])
+    return demand_as(draft, run)
+
+
+def demand_as(draft: Draft, found: StoredRun | None) -> StoredRun:
+    """What was read must verify, and its row must say what the draft says."""
+    run = verified(draft.run_id, found)
     assert sealed_part(run.row) == sealed_part(draft.row), f"the row must be as written, found {run.row}"
     return run
 
