@@ -21,7 +21,7 @@ from agent_runtime.run import LONGEST_WAKE_SECONDS
 
 FEW_RUNS = 1000
 """So many unfinished runs are listed with every look; more than these only with every poll."""
-PATIENCE = 100
+PATIENCE = 50
 """So many times as long as a look takes, the next one waits, but for no longer than a poll."""
 MOST_DUE = 10_000
 PAGE = 500
