@@ -40,7 +40,8 @@ def _writer(*, ensure_ascii: bool) -> Callable[[object], str]:
         return encoder.encode
     escape = json.encoder.encode_basestring_ascii if ensure_ascii else json.encoder.encode_basestring
     write = make(None, encoder.default, escape, None, ":", ",", False, False, False)
-    return lambda value: "".join(write(value, 0))
+    joined = "".join
+    return lambda value: joined(write(value, 0))
 
 
 _as_utf8 = _writer(ensure_ascii=False)

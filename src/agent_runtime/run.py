@@ -172,6 +172,7 @@ class Run:
         "model_requests",
         "most_bytes",
         "note",
+        "now_ms",
     )
 
     def __init__(
@@ -202,6 +203,8 @@ class Run:
         self._reading: asyncio.Task[None] | None = None
         self._cancel: Cancel | None = None
         self._now = backing.clock.monotonic
+        self.now_ms = backing.clock.now_ms
+        """This worker's wall clock, in milliseconds UTC: for display, never for safety."""
         self._heartbeat = heartbeat(backing.store, backing.clock, backing.offload)
         LIVE_OWNERS.add(journal.owner)
         self._heartbeat.watch(journal, backing.heartbeat_seconds, stuck_after=backing.stuck_after)
@@ -218,10 +221,6 @@ class Run:
     def key(self, call: str) -> str:
         """The idempotency key of a call."""
         return build_key(self._key_prefix, call)
-
-    def now_ms(self) -> int:
-        """This worker's wall clock, in milliseconds UTC: for display, never for safety."""
-        return self.backing.clock.now_ms()
 
     def life(self, call: str) -> CallLife | None:
         """What the journal held of a call when the run was opened. Asked once: it is forgotten then."""

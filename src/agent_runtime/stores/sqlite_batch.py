@@ -68,7 +68,10 @@ class Batch:
         if checkpoint is not None:
             self._checkpoints.append((key, *checkpoint))
         if guard is None:
-            self._opens.append((key, *row[:6], int(row.status), *row[7:16], self._uptime, self._now, self._now))
+            self._opens.append((
+                key, *row[:6], int(row.status), row.step, row.epoch, bytearray(row.owner), row.number, bytearray(row.head),
+                row.attempts, bytearray(row.seal), row.lease_ms, row.wake_at, self._uptime, self._now, self._now,
+            ))  # fmt: skip
         elif self._expects_running and runs_on(row, guard):
             self._runs_on.append((
                 key, guard.epoch, bytearray(guard.owner), guard.number, bytearray(guard.head), row.step, row.number,
@@ -78,7 +81,7 @@ class Batch:
             as_written = (row.key_id, row.number, row.head, row.seal, self._now)
             self._settled.append((*as_written, key, row.epoch, row.owner, *guard[:4], row.step, int(row.status)))
         else:
-            turn = (row.format, row.key_id, int(row.status), row.epoch, row.lease_ms, row.owner)
+            turn = (row.format, row.key_id, int(row.status), row.epoch, row.lease_ms, bytearray(row.owner))
             self._turns.append((*turn, *changes(key, append, guard, self._uptime, self._now), guard.heartbeat_at))
         return True
 
@@ -136,4 +139,7 @@ def on_values(key: int, append: Append, guard: Guard, uptime: int, now: int) -> 
 def changes(key: int, append: Append, guard: Guard, uptime: int, now: int) -> Row:
     """The parameters of `append_any`, from `step` on."""
     _, _, _, _, _, _, _, step, _, _, number, head, attempts, seal, _, wake_at, *_ = append.row
-    return (step, number, head, attempts, seal, append.seen, now, wake_at, uptime, now, key, *guard[:4], step, step)
+    return (
+        step, number, bytearray(head), attempts, bytearray(seal), append.seen, now, wake_at, uptime, now, key, guard.epoch,
+        bytearray(guard.owner), guard.number, bytearray(guard.head), step, step,
+    )  # fmt: skip
