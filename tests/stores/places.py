@@ -66,7 +66,7 @@ async def place_on(kind: str, folder: Path, request: pytest.FixtureRequest) -> A
 
 def _on_redis(kind: str, request: pytest.FixtureRequest) -> Open:
     prefix, is_cluster = f"t{secrets.token_hex(8)}", kind == "redis cluster"
-    server: RedisServer | RedisCluster = request.getfixturevalue("one_cluster" if is_cluster else "one_redis")
+    server: RedisServer | RedisCluster = request.getfixturevalue("one_cluster" if is_cluster else "redis_server")
     return lambda: store_on(server.url, is_cluster=is_cluster, prefix=prefix, may_lose_writes=False)
 
 
