@@ -10,11 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from agent_runtime.crash import CrashPoint
-from agent_runtime.errors import (
-    CallFailed,
-    FlowError,
-    RecoveryNeedsDecision,
-)
+from agent_runtime.errors import CallFailed, FlowError, RecoveryNeedsDecision
 from agent_runtime.flow.calls import NodeRun
 from agent_runtime.flow.graph import Flow
 from agent_runtime.flow.nodes import Call
