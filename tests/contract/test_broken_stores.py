@@ -1,17 +1,22 @@
 """Stores that are broken on purpose: each must fail the case of the contract that is there to find it."""
 
+import asyncio
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_runtime.errors import StoreUnavailable
-from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.ids import RunId
+from agent_runtime.journal.records import StoredRun
+from agent_runtime.journal.store import Answer, CheckpointStore, Guard
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.testing.store_contract import StoreContract, cases, run_contract, strikes
 from tests.contract import broken_messages, broken_otherwise, broken_reads, broken_writes
 from tests.contract.broken import Broken
+from tests.contract.broken_otherwise import DeletesBitByBit
 from tests.contract.broken_writes import LeavesNoTombstone
 
 FOUND_BY = {**broken_otherwise.FOUND_BY, **broken_writes.FOUND_BY, **broken_reads.FOUND_BY, **broken_messages.FOUND_BY}
@@ -40,6 +45,38 @@ def test_the_page_names_cases_that_find_a_broken_store() -> None:
     named = re.findall(r"\| `([a-z0-9 ]+)` \|", page)
     assert len(named) >= 15
     assert set(named) <= set(FOUND_BY.values())
+
+
+class DeletesAfterTheNextLook(MemoryCheckpointStore):
+    """As one whose statement goes on where its caller was cancelled: it has landed once somebody has looked."""
+
+    async def delete(self, run_id: RunId, *, guard: Guard) -> Answer:
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._on_its_way[run_id] = guard
+            raise
+        return await super().delete(run_id, guard=guard)
+
+    async def latest(self, run_id: RunId) -> StoredRun | None:
+        [found] = await self.load_many([run_id])
+        return found
+
+    async def load_many(self, run_ids: Sequence[RunId]) -> list[StoredRun | None]:
+        found = await super().load_many(run_ids)
+        for run_id in run_ids:
+            if run_id in self._on_its_way:
+                await super().delete(run_id, guard=self._on_its_way.pop(run_id))
+        return found
+
+    @property
+    def _on_its_way(self) -> dict[RunId, Guard]:
+        ways: dict[RunId, Guard] = self.__dict__.setdefault("on_its_way", {})
+        return ways
+
+
+async def test_a_deletion_that_lands_after_its_caller_was_cancelled_is_not_found_broken() -> None:
+    await cases()[FOUND_BY[DeletesBitByBit]](StoreContract(), DeletesAfterTheNextLook())
 
 
 class CutOffForGood(StoreContract):

@@ -11,7 +11,7 @@ from agent_runtime.errors import StoreUnavailable
 from agent_runtime.journal.records import RunStatus
 from agent_runtime.journal.store import Answer, AnswerKind, Append, CheckpointStore
 from agent_runtime.testing.store_contract.draft import Draft
-from agent_runtime.testing.store_contract.witness import OK, demand, opened, read, read_as, read_row
+from agent_runtime.testing.store_contract.witness import OK, demand, look, opened, read, read_as, read_row, verify_as
 
 TURNS = (0, 1, 3, 10)
 """After so many turns of the event loop whoever called a verb is cancelled."""
@@ -64,8 +64,9 @@ class Striking:
         for turns in TURNS:
             draft = await opened(store, f"run-{turns}")
             await _cancelled(store.delete(draft.run_id, guard=draft.guard), turns)
-            if (await read_row(store, draft.run_id)).status != RunStatus.DELETED:
-                await read_as(store, draft)
+            found = await look(store, draft.run_id)  # one look: what was cancelled may land after it
+            if found.row.status != RunStatus.DELETED:
+                verify_as(found, draft)
                 await _answered(partial(store.delete, draft.run_id, guard=draft.guard))
             assert (await read_row(store, draft.run_id)).status == RunStatus.DELETED
             assert await store.calls(draft.run_id) == []
