@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from hypothesis import settings
 from agent_runtime.testing.manual_clock import ManualClock, let_everybody_go
 from tests.bench import Place
 from tests.redis_servers import RedisCluster, RedisServer, redis_origins
+from tests.schemas import Schemas
 from tests.servers import Origin, Server, origins, own_origins, start
 from tests.tenants.house import KINDS, House
 
@@ -76,6 +78,16 @@ def postgres_url(request: pytest.FixtureRequest, servers: Servers) -> str:
     """The address of a server that others use too: make schemas of your own in it."""
     origin: Origin = request.param
     return origin.url or servers(origin).url
+
+
+@pytest.fixture(scope="session")
+def schemas() -> Iterator[Schemas]:
+    """Lends schemas whose tables are made and empty. Servers of our own take theirs along."""
+    lender = Schemas()
+    yield lender
+    for origin in origins():
+        if origin.url is not None:
+            asyncio.run(lender.drop(origin.url))
 
 
 @pytest.fixture(scope="session", params=own_origins() or (NOWHERE,), ids=lambda origin: origin.name)

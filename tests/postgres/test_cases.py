@@ -31,7 +31,8 @@ from tests.cases.test_two_workers import (
     test_of_two_threads_that_take_a_run_over_one_at_most_goes_on,
     test_two_starts_of_one_id_make_one_run,
 )
-from tests.servers import Server, fresh_schema
+from tests.schemas import Schemas
+from tests.servers import Server
 
 __all__ = [
     "test_a_call_longer_than_the_lease_is_nobody_elses",
@@ -63,8 +64,8 @@ class OnServer(Place):
 
 
 @pytest.fixture
-async def place(one_postgres: Server, tmp_path: Path) -> AsyncIterator[Place]:
-    async with fresh_schema(one_postgres.url) as schema:
+async def place(one_postgres: Server, schemas: Schemas, tmp_path: Path) -> AsyncIterator[Place]:
+    async with schemas.lent(one_postgres.url) as schema:
         where = OnServer(one_postgres.url, schema, tmp_path)
         yield where
         await where.close()

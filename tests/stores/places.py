@@ -17,7 +17,8 @@ from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
 from tests.bench import Place
 from tests.redis_servers import RedisCluster, RedisServer
 from tests.redis_store.bench import store_on
-from tests.servers import Server, fresh_schema
+from tests.schemas import Schemas
+from tests.servers import Server
 
 IN_PROCESS = ("memory", "sqlite")
 SERVED = ("postgres", "sqlalchemy+asyncpg", "sqlalchemy+psycopg", "sqlalchemy+aiosqlite", "redis", "redis cluster")
@@ -58,7 +59,8 @@ async def place_on(kind: str, folder: Path, request: pytest.FixtureRequest) -> A
         await place.close()
     else:
         server: Server = request.getfixturevalue("one_postgres")
-        async with fresh_schema(server.url) as schema:
+        schemas: Schemas = request.getfixturevalue("schemas")
+        async with schemas.lent(server.url) as schema:
             place = Somewhere(kind, folder, _on_postgres(kind, server.url, schema))
             yield place
             await place.close()
