@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -30,16 +31,23 @@ Open: TypeAlias = "Callable[[], CheckpointStore]"
 
 
 class Somewhere(Place):
-    """A place that opens its stores as it is told."""
+    """A place that opens its stores as it is told. Who looks connects once an event loop: that takes longer than to look."""
 
     def __init__(self, kind: str, folder: Path, make: Open) -> None:
         super().__init__(kind, folder)
         self._make = make
+        self._lookers: dict[asyncio.AbstractEventLoop, CheckpointStore] = {}
 
     def open(self, clock: Clock | None = None) -> CheckpointStore:
         store = self._make()
         self._opened.append(store)
         return store
+
+    def looker(self) -> CheckpointStore:
+        loop = asyncio.get_running_loop()
+        if loop not in self._lookers:
+            self._lookers[loop] = self.open()
+        return self._lookers[loop]
 
 
 @asynccontextmanager
