@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -21,6 +22,10 @@ pytest.register_assert_rewrite("agent_runtime.testing.store_contract")
 # A busy machine is slow, and slow is not wrong.
 settings.register_profile("unhurried", deadline=None, max_examples=60)
 settings.load_profile("unhurried")
+
+# A shell's background job ignores Ctrl-C, and so would each process that the tests start, to send it one.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=["memory", "sqlite"])

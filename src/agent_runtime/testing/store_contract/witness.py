@@ -58,23 +58,18 @@ async def ended(store: CheckpointStore, run_id: str = "run-1", *, name: str = "o
 
 async def read(store: CheckpointStore, run_id: RunId) -> StoredRun:
     """A run that must be there, with its records; every seal, number and link of it checked."""
-    run = await look(store, run_id)
-    _verify(run)
-    return run
-
-
-async def look(store: CheckpointStore, run_id: RunId) -> StoredRun:
-    """A run that must be there, or its mark, as one look finds it; nothing is checked."""
     [run] = await store.load_many([run_id])
+    return verified(run_id, run)
+
+
+def verified(run_id: RunId, run: StoredRun | None) -> StoredRun:
+    """What was read of a run that must be there, every seal, number and link of it checked."""
     assert run is not None, f"run {run_id!r} was stored, and is not there"
-    return run
-
-
-def _verify(run: StoredRun) -> None:
     try:
         open_run(NEXT_RING, run, tenant=TENANT)
     except CheckpointStoreCorrupt as error:
         raise AssertionError(f"what a store gives back must verify: {error}") from error
+    return run
 
 
 async def read_row(store: CheckpointStore, run_id: RunId) -> StoredRow:
@@ -86,15 +81,15 @@ async def read_row(store: CheckpointStore, run_id: RunId) -> StoredRow:
 
 async def read_as(store: CheckpointStore, draft: Draft) -> StoredRun:
     """The same, and its row must say what the draft says."""
-    run = await look(store, draft.run_id)
-    verify_as(run, draft)
-    return run
+    [run] = await store.load_many([draft.run_id])
+    return demand_as(draft, run)
 
 
-def verify_as(run: StoredRun, draft: Draft) -> None:
-    """What one look found must verify, and its row must say what the draft says."""
-    _verify(run)
+def demand_as(draft: Draft, found: StoredRun | None) -> StoredRun:
+    """What was read must verify, and its row must say what the draft says."""
+    run = verified(draft.run_id, found)
     assert sealed_part(run.row) == sealed_part(draft.row), f"the row must be as written, found {run.row}"
+    return run
 
 
 class Snapshot(NamedTuple):
