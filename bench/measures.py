@@ -197,6 +197,10 @@ def people(bench: Bench) -> list[Row]:
             f"a processor's share, waiting for {sizes.waited:,} paused runs", Unit.PERCENT, idle, [],
             lambda each: each["cpu"] * 100, ours_at_most(1),
         ),
+        _row(
+            f"a processor's share, a supervisor beside {sizes.waited:,} paused runs", Unit.PERCENT, idle, [],
+            lambda each: each["looking"] * 100, ours_at_most(1),
+        ),
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from statistics import median
 from typing import IO
 
 from agent_runtime import LoopResult, Message, Reply, ToolCall, ToolRegistry, ToolSpec, run_tool_loop
+from agent_runtime.abandoned import Lookout
 from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.doorbell import doorbell
 from agent_runtime.events import Event
@@ -23,6 +24,8 @@ from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.offload import SYSTEM_OFFLOAD
 from agent_runtime.recovery import read_verified
 from agent_runtime.run import Backing
+from agent_runtime.supervisor import LOOK_SECONDS
+from agent_runtime.tool_loop import KIND
 from bench.job import Figures
 from bench.places import store_in
 from bench.workload import closed_loop
@@ -106,8 +109,12 @@ async def _answer(process: subprocess.Popen[str], folder: str, url: str, times: 
     return took
 
 
+LOOKS = 20
+"""Of a supervisor, whose mean is taken."""
+
+
 def idle(*, folder: str, runs: int, seconds: float, url: str = "") -> Figures:
-    """`cpu`: the share of a processor that waiting for messages to so many paused runs takes."""
+    """`cpu`: the share of a processor that waiting for messages to so many paused runs takes; `looking`: a supervisor."""
 
     async def work() -> Figures:
         store = store_in(folder, url)
@@ -125,7 +132,17 @@ def idle(*, folder: str, runs: int, seconds: float, url: str = "") -> Figures:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+        looking = await _look(store)
         await store.close()
-        return {"cpu": cpu}
+        return {"cpu": cpu, "looking": looking}
 
     return asyncio.run(work())
+
+
+async def _look(store: CheckpointStore) -> float:
+    """The share of a processor that the looks of a supervisor take, as often as it looks at most."""
+    watch = Lookout(store, name="", kind=KIND, poll_seconds=0.0, clock=SYSTEM_CLOCK)
+    used = time.process_time()
+    for _ in range(LOOKS):
+        assert not (await watch.look(lambda run_id: True, trust_leases=True)).due
+    return (time.process_time() - used) / LOOKS / LOOK_SECONDS

@@ -149,6 +149,29 @@ async def test_a_store_with_many_runs_is_read_with_each_poll_and_its_dead_owners
     assert store.verbs["list_unfinished"] == 2 * pages
 
 
+async def test_a_store_that_answers_slowly_is_looked_at_less_often_and_with_each_poll_all_the_same() -> None:
+    clock = ManualClock()
+
+    class Slow(Counting):
+        def check(self, verb: str) -> None:
+            super().check(verb)
+            if verb == "list_unfinished":
+                clock.advance(0.03)
+
+    store = Slow(MemoryCheckpointStore(clock=clock))
+    watch = lookout(store, clock)
+    looks = []
+    for _ in range(20):  # three seconds are a poll here
+        clock.advance(0.5)
+        await watch.look(anything, trust_leases=True)
+        looks.append(store.verbs["list_unfinished"])
+    assert looks[-1] == 7, "no more than a fiftieth of the time goes into looking"
+    for _ in range(2):
+        clock.advance(3)
+        await watch.look(anything, trust_leases=True)
+    assert store.verbs["list_unfinished"] == 9
+
+
 async def test_a_run_whose_journal_cannot_be_read_hides_no_other(place: Place) -> None:
     bench = Bench()
     for run in ("a", "b"):

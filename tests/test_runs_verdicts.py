@@ -321,6 +321,36 @@ async def test_an_answer_that_does_not_hold_blocks_no_other(place: Place) -> Non
     assert [effect.args for effect in bench.remote.effects] == [{"amount": 5}]
 
 
+async def by_may_approve(place: Place) -> tuple[Bench, ApprovalRequest, Verdict]:
+    """An answer of somebody of whom the operator cannot know that the tool does not let them."""
+    bench, request = await paused(place, may_approve=lambda by, _: by == "ana")
+    return bench, request, request.approve(by="mallory")
+
+
+async def by_edit(place: Place) -> tuple[Bench, ApprovalRequest, Verdict]:
+    """An edit that does not fit, which the operator cannot know without the tools."""
+    bench, request = await paused(place)
+    return bench, request, request.edit({"amuont": 3}, by="eve")
+
+
+@pytest.mark.parametrize("bring", [by_edit, by_may_approve])
+async def test_an_answer_that_a_worker_found_not_to_hold_keeps_nobody_from_answering(place: Place, bring: Any) -> None:
+    bench, request, wrong = await bring(place)
+    await operator(place).answer(wrong)
+    await refused(operator(place).deny(request, by="ana"), "the first answer stands")  # nobody has looked at it yet
+    assert [left.by for left in (await operator(place).show("run")).left] == [wrong.by]
+    result = await Worker(place).recover(script(), bench.registry)
+    assert (result.status, list(result.pending)) == ("paused", [request])
+    assert (await stored(place)).row.wake_at is None, "nobody looks at the run again for what does not hold"
+    assert list((await operator(place).show("run")).left) == [], "nothing of it is waited for any more"
+    await refused(operator(place).answer(wrong), "did not hold", "answer otherwise")
+    await operator(place).approve(request, by="ana")
+    await refused(operator(place).deny(request, by="ben"), "approve, by ana", "the first answer stands")
+    assert [left.by for left in (await operator(place).show("run")).left] == ["ana"]
+    assert (await Worker(place).recover(script(), bench.registry)).status == "done"
+    assert [effect.args for effect in bench.remote.effects] == [{"amount": 5}]
+
+
 async def test_who_is_overtaken_by_another_answer_is_told_by_whom(place: Place) -> None:
     _, request = await paused(place)
     sealer = sealer_for(RING, tenant="", run_id="run")
@@ -355,6 +385,29 @@ async def test_of_two_different_answers_at_once_one_is_told_yes_and_that_one_cou
         assert (await Worker(place).recover(script(), bench.registry, run)).status == "done"
         sent = {"amount": 5} if yes.decision is Decision.APPROVE else {"amount": 1}
         assert [effect.args for effect in bench.remote.effects] == [sent]
+
+
+@pytest.mark.parametrize("bring", [by_edit, by_may_approve])
+async def test_an_answer_that_does_not_hold_wakes_a_blocked_run_once(place: Place, bring: Any) -> None:
+    bench = Bench(needs_approval=lambda args: args["amount"] == 5, may_approve=lambda by, _: by == "ana")
+    model = Script([("charge", {"amount": 4}), ("charge", {"amount": 5})], "done")
+
+    async def lose(tool: str, args: dict[str, object]) -> None:
+        raise RuntimeError("after which nobody knows")
+
+    bench.after = lose
+    assert isinstance(await error_of(Worker(place).run(model, bench.registry)), RecoveryNeedsDecision)
+    [request] = await operator(place).pending("run")
+    wrong = request.edit({"amuont": 3}, by="ana") if bring is by_edit else request.approve(by="mallory")
+    await operator(place).answer(wrong)
+    assert (await stored(place)).row.wake_at is not None
+    assert isinstance(await error_of(Worker(place).recover(model, bench.registry)), RecoveryNeedsDecision)
+    assert (await stored(place)).row.wake_at is None
+    await operator(place).approve(request, by="ana")
+    bench.after = Bench().after
+    await operator(place).settle("run", "0.0", Outcome.done("paid"), by="ana", why="saw it")
+    assert (await Worker(place).recover(model, bench.registry)).status == "done"
+    assert [effect.args for effect in bench.remote.effects] == [{"amount": 4}, {"amount": 5}]
 
 
 # Listing.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from agent_runtime.crash import CrashPoint
 from agent_runtime.errors import (
@@ -17,9 +20,15 @@ from agent_runtime.errors import (
     ToolError,
     UnknownTool,
 )
+from agent_runtime.executor import Executor
+from agent_runtime.flow.graph import Flow
+from agent_runtime.flow.nodes import Call
+from agent_runtime.flow.runner import FlowRunner
 from agent_runtime.journal.records import RecordKind
 from agent_runtime.run import RunContext
 from agent_runtime.runs import Runs
+from agent_runtime.settlements import Outcome
+from agent_runtime.testing.faults import FaultyStore, Life, Moment, SimulatedCrash, Where
 from agent_runtime.tools import ToolRegistry, idempotency_key
 from agent_runtime.undo import UndoResult
 from tests.bench import KEY, RING, Asked, Killed, Place, Remote, Script, Worker
@@ -125,6 +134,124 @@ async def test_an_undo_without_a_repeat_rule_is_in_doubt_after_a_crash_and_needs
     assert shop.remote.keys.count("run:1/undo") == 1
     result = await take_back(place, shop, rerun_in_doubt=[doubt])
     assert (result.holds, shop.remote.keys.count("run:1/undo")) == (True, 2)
+
+
+class Paid(BaseModel):
+    """What a tool declares that it gives."""
+
+    number: int
+
+
+@pytest.mark.parametrize(("said", "taken"), [({"number": 7}, Paid(number=7)), ("mail-8", "mail-8"), (None, None)])
+async def test_a_call_that_a_person_settled_is_taken_back_with_what_they_said(place: Place, said: Any, taken: Any) -> None:
+    registry, undone = ToolRegistry(), list[Any]()
+
+    @registry.tool(undo=lambda args, result: undone.append((args, result)))
+    async def pay(amount: int) -> Paid:
+        raise RuntimeError("after which nobody knows")
+
+    with pytest.raises(RecoveryNeedsDecision):
+        await Worker(place).run(Script(MORE), registry)
+    runs = Runs(Worker(place), checkpoint_key=KEY, registry=registry)
+    await runs.cancel("run", by="ana")
+    with pytest.raises(RecoveryNeedsDecision, match="settle it first") as needed:
+        await runs.undo("run", by="ana", why="x")
+    [doubt] = needed.value.doubts
+    assert doubt.key == "run:0"
+    await runs.settle("run", "0", Outcome.done(said), by="ana", why="saw it")
+    for _ in range(2):
+        assert (await runs.undo("run", by="ana", why="x")).holds
+    assert undone == [({"amount": 2}, taken)]
+
+
+async def test_an_undo_in_doubt_is_listed_and_a_person_settles_it(place: Place) -> None:
+    shop = Shop(is_keyed=False)
+    await failed(place, shop)
+    shop.dies = True
+    with pytest.raises(Killed):
+        await take_back(place, shop)
+    runs = Runs(Worker(place), checkpoint_key=KEY)
+    with pytest.raises(RecoveryNeedsDecision):
+        await take_back(place, shop)
+    assert [info.run_id for info in await runs.list(status="in-doubt")] == ["run/undo"]
+    assert await runs.settle("run/undo", "1/undo", Outcome.done("paid back"), by="ana", why="saw it")
+    assert (await take_back(place, shop)).holds
+    assert shop.remote.keys.count("run:1/undo") == 1
+
+
+class Bill(BaseModel):
+    """The state of a flow that books, pays in parts, and fails."""
+
+    parts: list[int] = [1, 2]
+    paid: list[str] = []
+
+
+async def test_a_flow_that_failed_is_taken_back_too(place: Place) -> None:
+    shop = Shop()
+
+    @shop.registry.tool
+    async def refuse() -> str:
+        raise ToolError("no")
+
+    flow = (
+        Flow("orders", state=Bill)
+        .node("book", Call("book", args=lambda bill: {"seat": "4a"}))
+        .map("pay", Call("pay", args=lambda bill, part: {"amount": part}), over="parts", into="paid")
+        .node("end", Call("refuse"))
+        .edge("book", "pay")
+        .edge("pay", "end")
+        .end("end")
+    )
+    runner = FlowRunner(Executor(shop.registry), checkpoints=Worker(place), checkpoint_key=KEY)
+    assert (await runner.run(flow, Bill(), run_id="run")).status == "failed"
+    result = await take_back(place, shop)
+    assert result.holds
+    keys = [key for _, key in shop.done()[3:]]
+    assert (set(keys[:2]), keys[2:]) == ({"run:1/pay[0]/undo", "run:1/pay[1]/undo"}, ["run:0/book/undo"])
+
+
+@pytest.mark.parametrize("is_keyed", [True, False])
+async def test_whoever_takes_a_run_back_may_die_at_any_write_and_each_undo_is_made_once(
+    place: Place, *, is_keyed: bool
+) -> None:
+    died = 0
+    for where in (Where.BEFORE_WRITE, Where.AFTER_WRITE):
+        for number in itertools.count(1):
+            shop, run = Shop(is_keyed=is_keyed), f"{where.value}-{number}".replace(" ", "-")
+            with pytest.raises(StepLimitReached):
+                await Worker(place).run(Script(FEES, MORE, MORE), shop.registry, run, max_steps=2)
+            ended = await _take_back_until(place, shop, run, Moment(where, number))
+            result, permitted = await _bring_home(place, shop, run)
+            assert result.holds
+            asked = Counter(key for key in shop.remote.keys if key.endswith("/undo"))
+            assert set(asked) == {f"{run}:{call}/undo" for call in ("1", "0.1", "0.0")}
+            assert asked.total() - 3 <= (1 if is_keyed else permitted), "again under its key, or with a permission"
+            assert Counter(effect.key for effect in shop.remote.effects) == dict.fromkeys(
+                [key for key in shop.remote.keys if not key.endswith("/undo")] + sorted(asked), 1
+            )
+            if ended:
+                break
+            died += 1
+    assert died >= 8
+
+
+async def _take_back_until(place: Place, shop: Shop, run: str, ends: Moment) -> bool:
+    """Whether it came to its end before the moment at which its worker dies."""
+    store = FaultyStore(place.open(), life=Life(ends))
+    try:
+        await Runs(store, checkpoint_key=KEY, registry=shop.registry).undo(run, by="ana", why="x")
+    except SimulatedCrash:
+        return False
+    return True
+
+
+async def _bring_home(place: Place, shop: Shop, run: str) -> tuple[UndoResult, int]:
+    """What it comes to, and how often a permission was needed."""
+    runs = Runs(Worker(place), checkpoint_key=KEY, registry=shop.registry)
+    try:
+        return await runs.undo(run, by="ana", why="x"), 0
+    except RecoveryNeedsDecision as needed:
+        return await runs.undo(run, by="ana", why="x", rerun_in_doubt=needed.doubts), len(needed.doubts)
 
 
 async def test_a_run_is_not_deleted_while_its_undo_has_not_ended_but_by_force(place: Place) -> None:

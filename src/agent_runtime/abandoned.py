@@ -15,12 +15,14 @@ from agent_runtime.clock import Clock, milliseconds
 from agent_runtime.errors import CheckpointStoreCorrupt
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRow
-from agent_runtime.journal.store import CheckpointStore
+from agent_runtime.journal.store import CheckpointStore, Sifting
 from agent_runtime.lease import ProcessMark, find_mark, is_dead, seconds_held
 from agent_runtime.run import LONGEST_WAKE_SECONDS
 
 FEW_RUNS = 1000
 """So many unfinished runs are listed with every look; more than these only with every poll."""
+PATIENCE = 50
+"""So many times as long as a look takes, the next one waits, but for no longer than a poll."""
 MOST_DUE = 10_000
 PAGE = 500
 
@@ -48,7 +50,7 @@ class Seen(NamedTuple):
 
 @dataclass(slots=True)
 class Look:
-    """What one look found: runs to start now, which are free, which have an owner, and how many have not ended."""
+    """What one look found: runs to start now, which are free, which have an owner, and how many were looked at."""
 
     due: list[Seen] = field(default_factory=list)
     free: set[RunId] = field(default_factory=set)
@@ -93,21 +95,22 @@ class Lookout:
         self._poll_seconds = poll_seconds
         self._clock = clock
         self._looked_at = float("-inf")
+        self._rest_seconds = 0.0
         self.last = Look()
 
     async def look(self, may_start: Callable[[RunId], bool], *, trust_leases: bool) -> Look:
-        """Read all runs anew; between two polls of a store with many, look at the owners of this host alone.
+        """Read all runs anew that may be worked; between two polls of a store with many, or a slow one, look at the owners of
+        this host alone.
 
         `due` has no more than `MOST_DUE` runs, of those that may be started.
         """
         now = self._clock.monotonic()
-        if now - self._looked_at < self._poll_seconds and self.last.unfinished > FEW_RUNS:
+        if now - self._looked_at < self._rest_seconds:
             dead = [seen for run_id, seen in self.last.held.items() if seen.is_dead and may_start(run_id)]
             self.last.due = dead + [seen for seen in self.last.due if seen.row.run_id not in self.last.held]
             return self.last
         look = Look()
-        async for page in self._pages():
-            now_ms = milliseconds(await self._store.now())
+        async for page, now_ms in self._pages():
             for row in page:
                 seen = await self._see(look, row)
                 if seen is not None and may_wake(row, now_ms) and seen.is_free:
@@ -116,6 +119,8 @@ class Lookout:
                     if is_wanted and is_due(seen, now_ms, trust_leases=trust_leases):
                         look.due.append(seen)
         self.last, self._looked_at = look, now
+        took = self._clock.monotonic() - now
+        self._rest_seconds = self._poll_seconds if look.unfinished > FEW_RUNS else min(self._poll_seconds, PATIENCE * took)
         return look
 
     async def look_again(self, seen: Seen, *, trust_leases: bool) -> bool:
@@ -126,10 +131,18 @@ class Lookout:
         now_ms = milliseconds(await self._store.now())
         return is_due(Seen(stored.row, seen.mark), now_ms, trust_leases=trust_leases)
 
-    async def _pages(self) -> AsyncIterator[list[StoredRow]]:
-        after: RunId | None = None
-        while page := await self._store.list_unfinished(name=self._name, limit=PAGE, after=after):
-            yield page
+    async def _pages(self) -> AsyncIterator[tuple[list[StoredRow], int]]:
+        """The runs page by page, each with the store's time before it: without those that only wait, where the store can."""
+        store, after = self._store, None
+        while True:
+            now_ms = milliseconds(await store.now())
+            if isinstance(store, Sifting):
+                page = await store.list_awake(at=now_ms, name=self._name, limit=PAGE, after=after)
+            else:
+                page = await store.list_unfinished(name=self._name, limit=PAGE, after=after)
+            if not page:
+                return
+            yield page, now_ms
             after = page[-1].run_id
 
     async def _see(self, look: Look, row: StoredRow) -> Seen | None:

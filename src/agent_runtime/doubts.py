@@ -30,7 +30,7 @@ from agent_runtime.errors import Doubt, InvalidArguments, Unrecordable, VerdictR
 from agent_runtime.events import emit
 from agent_runtime.ids import RunId, build_key, is_reply
 from agent_runtime.inbox import Cancel, Message, MessageKind, find_cancel, post_message
-from agent_runtime.journal.records import RecordKind, StoredRecord, StoredRow
+from agent_runtime.journal.records import NO_OWNER, RecordKind, RunStatus, StoredRecord, StoredRow
 from agent_runtime.journal.replay import CallLife, History
 from agent_runtime.journal.seal import Noted, sealer_for
 from agent_runtime.journal.states import WAITING, CallState, Settlement
@@ -229,7 +229,7 @@ class Decider:
         for message in case.messages:
             if message.kind is MessageKind.VERDICT:
                 try:
-                    self._take(case, _checked(Verdict.from_plain(message.body), self._run_id), found, now_ms)
+                    self._take(case, _checked(verdict_left(message), self._run_id), found, now_ms)
                 except VerdictRefused as refused:
                     self._tell_refused(case, message, str(refused))
         for verdict in self.verdicts:
@@ -309,6 +309,48 @@ def check_request(case: Case, verdict: Verdict, life: CallLife | None) -> Approv
     if life.state is CallState.DONE and not life.verdict:
         raise VerdictRefused(f"request {request.id!r} of run {case.run_id!r} is closed: it expired, or is not asked any more")
     return request
+
+
+PASSED = "passed"
+"""In a verdict's message: how many before it did not hold, as whoever left it was told."""
+
+
+def verdict_message(verdict: Verdict, passed: Sequence[Message]) -> dict[str, object]:
+    """The body of the message that leaves a verdict to a run."""
+    return {**verdict.to_plain(), PASSED: len(passed)} if passed else verdict.to_plain()
+
+
+def verdict_left(message: Message) -> Verdict:
+    """The verdict that a message leaves; `VerdictRefused` where it is none."""
+    return Verdict.from_plain(_without_passed(message))
+
+
+def _without_passed(message: Message) -> dict[str, Any]:
+    return {name: value for name, value in message.body.items() if name != PASSED}
+
+
+def passed_over(case: Case, now_ms: int) -> Sequence[Message]:
+    """The messages that a worker, which has the tools, has read, and took nothing of.
+
+    What is posted to a parked run makes it due, and so it stays until somebody has read all of it; a verdict that is posted
+    after that says so. The row says it in a part that is not sealed: no worker asks for this when it looks for the first
+    answer that holds. It is for what people are told.
+    """
+    row = case.row
+    is_parked = row.status in (RunStatus.PAUSED, RunStatus.BLOCKED) and row.owner == NO_OWNER
+    if is_parked and (row.wake_at is None or row.wake_at > now_ms):
+        return case.messages
+    said = ((at, message.body.get(PASSED)) for at, message in enumerate(case.messages))
+    return case.messages[: max((min(at, most) for at, most in said if type(most) is int), default=0)]
+
+
+def check_not_passed(verdict: Verdict, passed: Sequence[Message]) -> None:
+    """Refuse the very answer that a worker has passed over: to leave it once more would change nothing."""
+    if any(message.kind is MessageKind.VERDICT and verdict.to_plain() == _without_passed(message) for message in passed):
+        raise VerdictRefused(
+            f"this very answer to request {verdict.request!r} of run {verdict.run_id!r} was left before, and did not hold "
+            "where the tools are; answer otherwise"
+        )
 
 
 def find_late(case: Case, life: CallLife) -> Said | None:

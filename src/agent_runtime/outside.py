@@ -1,9 +1,8 @@
-"""What people write to a run from outside, without its tools: verdicts, settlements, a cancel, a release, its removal.
+"""What people write to a run from outside, without its tools: settlements, a cancel, a release, its removal.
 
 Rules of this file:
 
-* While the run's owner may be alive nothing is written to its journal: a message is left to it. A verdict is always left to
-  whoever has the tools; here it is checked as far as that can be done without them.
+* While the run's owner may be alive nothing is written to its journal: a message is left to it.
 * Else the run is claimed, written and given back in one append, which lands only on what was read and verified. The message
   is left all the same: a worker may wait beside a run that it gave back, and hears of nothing else.
 * What somebody else said first stands: whoever says another thing is told so, and by whom.
@@ -15,34 +14,22 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from agent_runtime import codec
-from agent_runtime.approvals import (
-    ApprovalRequest,
-    Checked,
-    Decision,
-    MayApprove,
-    Verdict,
-    check_approver,
-    check_edit,
-    check_form,
-    check_may,
-    check_room,
-    check_verdict,
-    read_verdict,
-)
 from agent_runtime.clock import milliseconds, moment
-from agent_runtime.doubts import Case, check_request, find_late, find_settlement
+from agent_runtime.doubts import (
+    Case,
+    find_late,
+    find_settlement,
+)
 from agent_runtime.errors import (
     CheckpointConflict,
     Fenced,
     NotInDoubt,
-    RunQuarantined,
     SettlementRefused,
     StoreUnavailable,
     TooLarge,
-    VerdictRefused,
 )
 from agent_runtime.ids import RunId, is_reply
 from agent_runtime.inbox import Cancel, MessageKind, find_cancel, post_message
@@ -54,7 +41,7 @@ from agent_runtime.journal.seal import Sealer, sealer_for
 from agent_runtime.journal.states import IN_DOUBT, CallState, Settlement
 from agent_runtime.journal.store import AnswerKind, Guard
 from agent_runtime.lease import seconds_held
-from agent_runtime.recovery import Found, claiming, read_reason, read_verified
+from agent_runtime.recovery import Found, claiming, read_verified
 from agent_runtime.run import Backing
 from agent_runtime.settlements import (
     Over,
@@ -66,7 +53,6 @@ from agent_runtime.settlements import (
     say,
     settled_body,
 )
-from agent_runtime.tools import Tool, ToolRegistry
 
 _log = logging.getLogger("agent_runtime")
 T = TypeVar("T")
@@ -96,7 +82,7 @@ def is_held(found: Found) -> bool:
     return found.status is not RunStatus.QUARANTINED and seconds_held(found.stored.row, found.mark) is not None
 
 
-async def _leave(backing: Backing, run_id: RunId, kind: MessageKind, body: dict[str, object]) -> None:
+async def leave(backing: Backing, run_id: RunId, kind: MessageKind, body: dict[str, object]) -> None:
     """Leave a message to the run; `Fenced` where it has ended since it was read."""
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=run_id)
     try:
@@ -165,7 +151,7 @@ async def cancel(backing: Backing, run_id: RunId, *, by: str, why: str, admit: A
             return is_left and _ended_by_worker(found, word)
         first = find_cancel((await found.case(backing)).messages)
         if first is None:
-            await _leave(backing, run_id, MessageKind.CANCEL, word._asdict())  # a worker that waits beside the run hears it
+            await leave(backing, run_id, MessageKind.CANCEL, word._asdict())  # a worker that waits beside the run hears it
             is_left = True
         if is_held(found):
             return is_left
@@ -278,14 +264,14 @@ async def settle(backing: Backing, run_id: RunId, call: str, settling: Settling,
         if found.status.is_final:
             await _settle_ended(backing, found, said)
         elif is_held(found):
-            await _leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said, drained=True))
+            await leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said, drained=True))
             again = await read_verified(backing, run_id)
             _check_first(await again.case(backing), life, said, now_ms)
             return False
         else:
             await by_claim(backing, found, "settlement", lambda journal: _note_settled(journal, found, said))
             with suppress(Fenced, StoreUnavailable):  # it is recorded; a worker that waits beside the run is to hear of it
-                await _leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said, drained=True))
+                await leave(backing, run_id, MessageKind.SETTLE, said_to_plain(said, drained=True))
         return True
 
     return await once_it_stands(backing, run_id, admit, write, "settled")
@@ -411,89 +397,3 @@ async def append_to_ended(backing: Backing, found: Found, sealer: Sealer, note: 
         await journal.barrier()
     finally:
         journal.leave()
-
-
-# Verdicts.
-
-
-class Door(NamedTuple):
-    """What is asked of a verdict before it is left to a run."""
-
-    may_approve: MayApprove | None = None
-    registry: ToolRegistry | None = None
-    """The tools, where whoever checks has them: then an edit and the tool's own word on approvers are checked as well."""
-
-    def check(self, case: Case, verdict: Verdict, now_ms: int, principal: str | None) -> None:
-        """`VerdictRefused` where it does not hold."""
-        life = case.history.lives.get(verdict.request)
-        request = check_request(case, verdict, life)
-        assert life is not None, "a request is a call's"
-        check_verdict(verdict, request, life, now_ms=now_ms)
-        if self.may_approve is not None:
-            check_may(verdict, request, self.may_approve)
-        tool = None if self.registry is None else self.registry.find(request.tool)
-        check_approver(verdict, request, life, tool, principal=principal)
-        self._check_by_tool(verdict, request, tool)
-
-    def _check_by_tool(self, verdict: Verdict, request: ApprovalRequest, tool: Tool | None) -> None:
-        if self.registry is None:
-            return
-        if tool is None:
-            if verdict.decision is Decision.EDIT:
-                there = sorted(spec.name for spec in self.registry.specs)
-                raise VerdictRefused(f"an edit of a call of {request.tool!r} cannot be checked: the tools here are {there}")
-            return
-        if verdict.decision is Decision.EDIT:
-            check_edit(verdict, tool)
-
-
-async def answer(backing: Backing, verdict: Verdict, *, door: Door, admit: Admit) -> None:
-    """Leave a verdict to whoever works its run.
-
-    `VerdictRefused` where it does not hold, or somebody gave another answer first; `CheckpointConflict` where the run has
-    ended or is in quarantine. The same answer again is fine.
-    """
-    run_id = RunId(check_form(verdict).run_id)
-    edited = b"" if verdict.args is None else codec.encode(verdict.args)
-    check_room(Checked(verdict, edited), backing.most_bytes)
-
-    async def write(found: Found) -> None:
-        _check_answerable(found)
-        case = await found.case(backing)
-        now_ms, principal = milliseconds(await backing.store.now()), found.context.principal
-        door.check(case, verdict, now_ms, principal)
-        if case.history.lives[verdict.request].verdict:
-            return  # the same answer is stored already
-        _check_first_answer(case, verdict, door, now_ms, principal)
-        await _leave(backing, run_id, MessageKind.VERDICT, verdict.to_plain())
-        again = await read_verified(backing, run_id)
-        _check_first_answer(await again.case(backing), verdict, door, now_ms, principal)
-
-    await once_it_stands(backing, run_id, admit, write, "answered")
-
-
-def _check_answerable(found: Found) -> None:
-    run_id = found.stored.row.run_id
-    if found.status.is_final:
-        raise CheckpointConflict(f"run {run_id!r} has ended ({found.status.name.lower()}); nothing of it waits for an answer")
-    if found.status is RunStatus.QUARANTINED:
-        raise RunQuarantined(run_id, read_reason(found.stored.records[-1]))
-
-
-def _check_first_answer(case: Case, verdict: Verdict, door: Door, now_ms: int, principal: str | None) -> None:
-    """Refuse another answer than the first that holds: the stored one, or of those that were left the one that came first."""
-    life = case.history.lives[verdict.request]
-    first = read_verdict(life.verdict) if life.verdict else None
-    for message in case.messages:
-        if first is None and message.kind is MessageKind.VERDICT and message.body.get("request") == verdict.request:
-            try:
-                left = Verdict.from_plain(message.body)
-                door.check(case, left, now_ms, principal)
-            except VerdictRefused:
-                continue
-            first = left
-    if first is not None and not first.is_same_answer(verdict):
-        raise VerdictRefused(
-            f"request {verdict.request!r} of run {case.run_id!r} was answered already: {first.decision.value}, by {first.by}; "
-            "the first answer stands"
-        )

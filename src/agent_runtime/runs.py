@@ -17,13 +17,15 @@ from contextlib import suppress
 from copy import copy
 from typing import IO, TypeAlias
 
-from agent_runtime import outside, retention
+from agent_runtime import answering, outside, retention
 from agent_runtime.approvals import ApprovalRequest, MayApprove, Verdict, edit_true, redact_request, request_of
 from agent_runtime.archive import Archived, read_archive
+from agent_runtime.clock import milliseconds
 from agent_runtime.described import (
     CORRUPT,
     IN_DOUBT,
     STATUSES,
+    Left,
     RunInfo,
     RunReport,
     Stand,
@@ -45,7 +47,6 @@ from agent_runtime.journal.records import NO_OWNER, RunStatus, StoredRecord, Sto
 from agent_runtime.journal.seal import NO_SUCH_VALUES, CheckpointKey, KeyRing, Sealer, open_row
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.lease import find_mark
-from agent_runtime.outside import Door
 from agent_runtime.recovery import Found, open_stored, read_reason, read_verified
 from agent_runtime.redaction import Redact, shown_text
 from agent_runtime.rekeying import Resealed, reseal, try_to_reseal
@@ -105,7 +106,7 @@ class Runs(Looking):
         check_terms(self._backing)
         self._store = store
         self._context = ctx
-        self._door = Door(may_approve, registry)
+        self._door = answering.Door(may_approve, registry)
         self._redact = redact
 
     def for_context(self, ctx: RunContext) -> Runs:
@@ -172,18 +173,28 @@ class Runs(Looking):
 
     async def pending_each(self, run_id: str | None = None) -> AsyncIterator[ApprovalRequest]:
         """The same, one after another and all of them, read page by page. A run that is corrupt hides no other."""
-        if run_id is not None:
-            for request in self._shown(await self._read(run_id)):
+        async for found in self._asking_each(run_id):
+            for request in self._shown(found):
                 yield request
+
+    async def asked_each(self, run_id: str | None = None) -> AsyncIterator[tuple[ApprovalRequest, Left | None]]:
+        """The same, each with the answer that somebody left to it and no worker has taken up yet."""
+        async for found in self._asking_each(run_id):
+            left = {each.call: each for each in await self._left(found) if each.what == "verdict"}
+            for request in self._shown(found):
+                yield request, left.get(request.id)
+
+    async def _asking_each(self, run_id: str | None) -> AsyncIterator[Found]:
+        """The run, or all runs that may have open requests."""
+        if run_id is not None:
+            yield await self._read(run_id)
             return
         after: RunId | None = None
         while page := await self._store.list_unfinished(limit=PAGE, after=after):
             after = page[-1].run_id
             asking = [row.run_id for row in page if row.status != RunStatus.QUARANTINED]
-            for found in (await self._open_all(asking)).values():
-                if isinstance(found, Found) and self._is_own(found):
-                    for request in self._shown(found):
-                        yield request
+            for found in await self._own(asking):
+                yield found
 
     async def approve(self, request: Which, *, by: str, note: str = "") -> None:
         """Let a call go out with the very arguments that its request shows. Raises as `answer` does."""
@@ -205,7 +216,7 @@ class Runs(Looking):
         `VerdictRefused` where it does not hold, or another answer was there first; `CheckpointConflict` where the run has
         ended, and `RunQuarantined`. The same answer again is fine.
         """
-        await outside.answer(self._backing, verdict, door=self._door, admit=self._admit)
+        await answering.answer(self._backing, verdict, door=self._door, admit=self._admit)
 
     # Deciding.
 
@@ -372,10 +383,15 @@ class Runs(Looking):
 
     async def _report(self, found: Found) -> RunReport:
         timeline = read_timeline(found.stored.records, found.stored.checkpoint, redact=self._redact)
-        left = tuple(read_left(await found.case(self._backing), self._redact))
+        left = await self._left(found)
         info, row = describe_found(found, timeline, redact=self._redact), found.stored.row
         stand = Stand(info.status, row.epoch, row.number, row.posted)
         return RunReport(info, timeline, self._shown(found), left, stand)
+
+    async def _left(self, found: Found) -> Sequence[Left]:
+        case = await found.case(self._backing)
+        now_ms = milliseconds(await self._store.now()) if case.messages else 0
+        return tuple(read_left(case, now_ms, self._redact))
 
     def _shown(self, found: Found) -> Sequence[ApprovalRequest]:
         """The open requests as they may be shown."""

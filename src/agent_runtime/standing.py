@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
-from agent_runtime.approvals import Verdict
 from agent_runtime.described import CORRUPT, IN_DOUBT, STATUSES, Left, RunInfo, RunReport, Stand, word_of
-from agent_runtime.doubts import Case
+from agent_runtime.doubts import Case, passed_over, verdict_left
 from agent_runtime.errors import CheckpointNotFound, InvalidSetting, VerdictRefused
 from agent_runtime.ids import RunId, check_run_id
 from agent_runtime.inbox import Message, MessageKind, find_cancel
@@ -246,9 +245,14 @@ def _read_place(text: str) -> tuple[int, RunId]:
 # What people left.
 
 
-def read_left(case: Case, redact: Redact | None = None) -> Iterator[Left]:
-    """What was left, as it may be shown, the first word about each call alone: that is the one which stands."""
-    for left in _read_left(case):
+def read_left(case: Case, now_ms: int, redact: Redact | None = None) -> Iterator[Left]:
+    """What was left, as it may be shown, the first word about each call alone: that is the one which stands.
+
+    Answers that a worker has found not to hold are left no more.
+    """
+    passed = passed_over(case, now_ms)
+    messages = [message for message in case.messages if message.kind is not MessageKind.VERDICT or message not in passed]
+    for left in _read_left(case._replace(messages=messages)):
         yield left._replace(why=shown_text(redact, left.why, Part.MESSAGE if left.what == "verdict" else Part.ERROR))
 
 
@@ -268,7 +272,7 @@ def _verdict(case: Case, message: Message) -> Left | None:
     if message.kind is not MessageKind.VERDICT:
         return None
     try:
-        verdict = Verdict.from_plain(message.body)
+        verdict = verdict_left(message)
     except VerdictRefused:
         return None
     life = case.history.lives.get(verdict.request)

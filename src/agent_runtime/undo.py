@@ -10,16 +10,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from agent_runtime import codec
+from agent_runtime.clock import milliseconds
 from agent_runtime.doubts import Decider, RerunInDoubt, make_doubt
 from agent_runtime.endings import read_ending
-from agent_runtime.errors import CheckpointConflict, CheckpointNotFound, RecoveryNeedsDecision
+from agent_runtime.errors import CheckpointConflict, CheckpointNotFound, Doubt, RecoveryNeedsDecision
 from agent_runtime.executor import CallInDoubt, Executor, Siblings, stop_in_doubt
-from agent_runtime.ids import MAX_RUN_ID, CallId, RunId, check_run_id, digest_id, is_reply
+from agent_runtime.ids import MAX_RUN_ID, CallId, RunId, build_key, check_run_id, digest_id, is_reply
 from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import CallState
 from agent_runtime.recovery import Found, find, read_verified, reopen
-from agent_runtime.run import Backing, Run, RunContext, start
+from agent_runtime.run import Backing, Run, RunContext, prefix_of, start
 from agent_runtime.settlements import read_asked, require_text
 from agent_runtime.tools import Tool, ToolRegistry, is_async_callable
 from agent_runtime.waiting import until_decided
@@ -73,7 +74,7 @@ async def undo_run(
     """
     said = {"by": require_text("by", by), "why": require_text("why", why)}
     found = await read_verified(backing, run_id)
-    plan = _plan(found, registry)
+    plan = _plan(found, registry, milliseconds(await backing.store.now()))
     undo = _Undo(backing, run_id, undo_id(run_id), _undo_tools(registry), found.context, rerun_in_doubt)
     try:
         await find(backing, undo.undo_id, kind=KIND, context=found.context)
@@ -125,7 +126,7 @@ class _Undo:
         undone = []
         for each in run.input["calls"]:
             place = CallId(f"{each['call']}{SUFFIX}")
-            args = {"args": each["args"], "result": each["result"]}
+            args = {name: each[name] for name in ("args", "result", "settled") if name in each}
             try:
                 ending = await self._executor.call(run, place, each["tool"], args, Siblings(1))
             except CallInDoubt as doubt:
@@ -136,7 +137,7 @@ class _Undo:
         return UndoResult(run.run_id, undone)
 
 
-def _plan(found: Found, registry: ToolRegistry) -> list[dict[str, object]]:
+def _plan(found: Found, registry: ToolRegistry, now_ms: int) -> list[dict[str, object]]:
     """The calls to take back, the last one that ended first."""
     run_id = found.stored.row.run_id
     if found.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
@@ -145,20 +146,21 @@ def _plan(found: Found, registry: ToolRegistry) -> list[dict[str, object]]:
             f"run {run_id!r} is {status}; only a failed or a cancelled run is taken back. Cancel it first, if it is to end"
         )
     if doubts := [life for life in found.history.in_doubt() if not is_reply(life.call)]:
-        raise RecoveryNeedsDecision(run_id, [_doubt(run_id, life) for life in doubts])
+        raise RecoveryNeedsDecision(run_id, [_doubt(found, life, now_ms) for life in doubts])
     ended = {
         record.call: record.number
         for record in found.stored.records
         if record.call and record.kind in (RecordKind.DONE, RecordKind.SETTLED)
     }
     lives = [life for life in found.history.lives.values() if _did_something(life, registry)]
-    return [_planned(life, registry) for life in sorted(lives, key=lambda life: -ended[life.call])]
+    return [_planned(life) for life in sorted(lives, key=lambda life: -ended[life.call])]
 
 
-def _doubt(run_id: RunId, life: CallLife) -> Any:
-    asked = read_asked(life.asked)
+def _doubt(found: Found, life: CallLife, now_ms: int) -> Doubt:
+    run_id, asked = found.stored.row.run_id, read_asked(life.asked)
+    key = build_key(prefix_of(run_id, found.opened), life.call)
     why = "nobody knows whether there is anything to take back; settle it first"
-    return make_doubt(run_id, life.call, "", asked.tool, life.attempts, why, asked.args, 0)
+    return make_doubt(run_id, life.call, key, asked.tool, life.attempts, why, asked.args, now_ms - asked.at_ms)
 
 
 def _did_something(life: CallLife, registry: ToolRegistry) -> bool:
@@ -168,9 +170,10 @@ def _did_something(life: CallLife, registry: ToolRegistry) -> bool:
     return registry.get(read_asked(life.asked).tool).undo is not None and read_ending(life.ended, None).error_type is None
 
 
-def _planned(life: CallLife, registry: ToolRegistry) -> dict[str, object]:
+def _planned(life: CallLife) -> dict[str, object]:
     asked = read_asked(life.asked)
-    return {"call": life.call, "tool": asked.tool, "args": asked.args, "result": read_ending(life.ended, None).value}
+    plain = {"call": life.call, "tool": asked.tool, "args": asked.args, "result": read_ending(life.ended, None).value}
+    return {**plain, "settled": True} if life.is_settled else plain
 
 
 def _ending(life: CallLife) -> str:
@@ -191,7 +194,9 @@ def _undo_tools(registry: ToolRegistry) -> ToolRegistry:
 def _undo_tool(tool: Tool, undo: Any) -> Tool:
     def check(recorded: bytes) -> dict[str, Any]:
         given = codec.decode(recorded)
-        result = tool.result.decode(codec.encode_checked(given["result"]))
+        data = codec.encode_checked(given["result"])
+        is_plain = "settled" in given and not tool.result.fits(data)  # a person said so: given as they said it
+        result = given["result"] if is_plain else tool.result.decode(data)
         return {"args": tool.check(codec.encode_checked(given["args"])), "result": result}
 
     return replace(

@@ -3,6 +3,7 @@
 Here each scenario is swept with one death a run on every store, and two in memory; `make sweep` goes further.
 """
 
+import itertools
 import json
 from pathlib import Path
 
@@ -74,6 +75,16 @@ async def test_a_run_that_needs_people_recovers_from_a_death_at_every_moment_on_
 
 
 @pytest.mark.parametrize("name", MIXTURES)
+async def test_calls_left_behind_in_any_mixture_come_to_the_same_on_a_real_file(name: str, tmp_path: Path) -> None:
+    async def make_store() -> CheckpointStore:
+        return SQLiteCheckpointStore(tmp_path / "runs.db")
+
+    row = await sweep_mixtures(name, make_store, store_name="sqlite", commits="grouped", depth=0, each=200)
+    assert row.violations == [], str(SweepReport([row]))
+    assert row.cells[0] >= 20
+
+
+@pytest.mark.parametrize("name", MIXTURES)
 async def test_calls_left_behind_in_any_mixture_come_to_what_they_come_to_without_faults(
     name: str,
 ) -> None:
@@ -120,6 +131,8 @@ def test_the_whole_sweep_has_both_modes_on_every_store_and_a_third_death() -> No
     jobs = plan()
     assert {(job.store, job.commits) for job in jobs} == {(s, c) for s in ("memory", "sqlite") for c in ("grouped", "each")}
     assert {job.scenario for job in jobs if job.depth == 3} == {scenario.name for scenario in SHORT_SCENARIOS}
+    whole = [(job.scenario, job.store) for job in jobs if job.scenario in MIXTURES and job.each == 1]
+    assert sorted(whole) == sorted(itertools.product(MIXTURES, ("memory", "sqlite"))), "every mixture, on each of them"
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

@@ -287,6 +287,8 @@ async def test_lists_are_read_by_index(postgres: Server) -> None:
         for name, index in listing.items():
             plan = await store._link.read(partial(explained, sql=store._sql[name]))
             assert f"Index Scan using {index}" in plan
+        plan = await store._link.read(partial(explained, sql=store._sql["list_awake"], values="('run-01000', NULL, 10, 0)"))
+        assert "Index Scan using agent_runtime_unfinished" in plan
 
 
 async def test_the_list_by_time_is_read_by_index_and_reads_no_more_than_a_page_of_each_status(postgres: Server) -> None:

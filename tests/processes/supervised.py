@@ -1,7 +1,8 @@
 """A program of one tool whose runs a supervisor watches: what a run does is the first word of its id.
 
 `supervised.py supervise FOLDER [OPTION…]`, `supervised.py work FOLDER` (the run in RUN_ID), `supervised.py abandon FOLDER
-RUN…` (start the runs, and die once each has its call in flight).
+RUN…` (start the runs, and die once each has its call in flight), `supervised.py pause FOLDER RUN…` (start the runs, and leave
+them to whoever agrees to their call).
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ def remote_of(folder: Path) -> Remote:
 
 
 def tools_of(folder: Path, run: str) -> ToolRegistry:
-    """The tool, which does what the run's name says: `spin`, `sleepy`, `poison`, or simply act."""
+    """The tool, which does what the run's name says: `ask` a person, `spin`, `sleepy`, `poison`, or simply act."""
     word, registry = run.split("-", maxsplit=1)[0], ToolRegistry()
 
-    @registry.tool(idempotent=word not in RULELESS)
+    @registry.tool(idempotent=word not in RULELESS, needs_approval=word == "ask")
     async def charge(cents: int) -> int:
         remote_of(folder).take("tool", run, idempotency_key())
         is_first = len(remote_of(folder).seen("tool", run)) <= 2  # the first request is of the worker that is gone
@@ -119,6 +120,16 @@ async def abandon(folder: Path, runs: Sequence[str]) -> None:
     )  # fmt: skip
 
 
+async def pause(folder: Path, runs: Sequence[str]) -> None:
+    """Start the runs, and leave them as they wait for a person."""
+    store = open_store(read_settings(os.environ).database_url)
+    for run in runs:
+        await run_tool_loop(
+            model, tools_of(folder, run), "charge", run_id=run, checkpoints=store, checkpoint_key=KEY, name=NAME
+        )  # fmt: skip
+    await store.close()
+
+
 def main(verb: str, folder: Path, *rest: str) -> int:
     match verb:
         case "supervise":
@@ -130,6 +141,8 @@ def main(verb: str, folder: Path, *rest: str) -> int:
             return work_in_process(lambda: work(folder), advice="mend it", is_rival=True)
         case "abandon":
             return work_in_process(lambda: abandon(folder, rest), advice="mend it")
+        case "pause":
+            return work_in_process(lambda: pause(folder, rest), advice="mend it")
         case _:
             raise AssertionError(verb)
 

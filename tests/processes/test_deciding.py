@@ -242,7 +242,7 @@ async def _recovered(job: Job, bench: Bench, run: str) -> list[str]:
 
 def test_what_waits_is_listed_and_answered_without_tools_and_models(waiting: Job) -> None:
     head, *rows = command(waiting, "approvals").stdout.splitlines()
-    assert head.split() == ["RUN", "REQUEST", "TOOL", "STEP", "ASKED", "EXPIRES", "ARGUMENTS"]
+    assert head.split() == ["RUN", "REQUEST", "TOOL", "STEP", "ASKED", "EXPIRES", "ANSWERED", "ARGUMENTS"]
     assert [row.split()[:3] for row in rows] == [["asks", "0", "charge"], ["evil", "0", "email"]]
     assert rows[0].endswith('{"amount": 5}')
     [asked] = plain(waiting, "approvals", "asks")
@@ -251,7 +251,9 @@ def test_what_waits_is_listed_and_answered_without_tools_and_models(waiting: Job
 
     answered = command(waiting, "approve", "asks", "0", "--by", "ana", "--edit", '{"amount": 3}', "--note", "less")
     assert (answered.returncode, answered.stderr) == (0, "")
-    assert answered.stdout == "run asks is told: request 0 is approved with other arguments\n"
+    assert (
+        answered.stdout == "run asks is told: request 0 is approved with other arguments, which whoever has the tools checks\n"
+    )
     assert_error(command(waiting, "deny", "asks", "0"), "VerdictRefused", "edit, by ana", "the first answer stands")
     assert_error(command(waiting, "approve", "asks", "7"), "VerdictRefused", "open are ['0']")
     assert_error(command(waiting, "approve", "over", "0"), "VerdictRefused", "no request")
@@ -281,6 +283,31 @@ def test_a_call_in_doubt_is_shown_and_settled(waiting: Job) -> None:
     assert (settled.returncode, settled.stdout) == (0, "run doubtful call 0 is settled: done\n")
     assert "settled call 0 as done, by ana (saw it)" in command(waiting, "show", "doubtful").stdout
     assert asyncio.run(_recovered(waiting, Bench(), "doubtful")) == ['{"id":7}']
+
+
+def test_a_call_that_gave_nothing_is_settled_as_done_without_a_result(waiting: Job) -> None:
+    assert_error(command(waiting, "settle", "doubtful", "1", "--done", "--why", "x"), "NotInDoubt", "no such call")
+    assert plain(waiting, "settle", "doubtful", "0", "--done", "--why", "saw it") == [
+        {"run": "doubtful", "call": "0", "settled": "done", "recorded": True}
+    ]
+    assert asyncio.run(_recovered(waiting, Bench(), "doubtful")) == ["null"]
+
+
+def test_an_answer_that_waits_for_a_worker_is_shown_beside_its_request(waiting: Job) -> None:
+    [shown] = plain(waiting, "show", "asks")
+    assert shown["left"] == []
+    command(waiting, "deny", "asks", "0", "--by", "ana\x1b", "--note", "too much")
+    said = "answered: deny, by ana\\x1b (too much); whoever works the run takes it up"
+    assert f'waiting for approval: call 0, charge{{"amount": 5}}; {said}' in command(waiting, "show", "asks").stdout
+    head, asks, evil = command(waiting, "approvals").stdout.splitlines()
+    assert head.split()[4:] == ["ASKED", "EXPIRES", "ANSWERED", "ARGUMENTS"]
+    assert (" deny, by ana" in asks, " by " in evil) == (True, False)
+    [shown] = plain(waiting, "show", "asks")
+    assert shown["left"] == [{"what": "verdict", "call": "0", "how": "deny", "by": "ana\x1b", "why": "too much"}]
+    assert [each["answered"] for each in plain(waiting, "approvals")] == [
+        {"decision": "deny", "by": "ana\x1b", "note": "too much"},
+        None,
+    ]
 
 
 def test_a_run_is_cancelled_once_and_deleted_once_decided_about(waiting: Job) -> None:

@@ -17,7 +17,7 @@ from tests.processes.job import Job, assert_refused, column, dump, statuses, unt
 from tests.processes.stage import LONG, Stage, exits, most_at_once, pids, wait_until_gone
 from tests.processes.worker import Order
 
-RUNNING, PAUSED, BLOCKED, QUARANTINED, DONE = 1, 2, 3, 4, 8
+RUNNING, PAUSED, BLOCKED, QUARANTINED, DONE, CANCELLED = 1, 2, 3, 4, 8, 10
 NOT_MINE, TERMINATED = 4, 143
 NO_OWNER = bytes(16)
 SAME_HOST_SECONDS = 2.0
@@ -137,6 +137,27 @@ def test_runs_that_wait_for_a_person_are_not_woken_however_often_it_is_restarted
             assert supervisor.ended().lines == ["INFO supervisor lease=1.0 poll=0.1 heartbeat=0.25"]
     assert dump(stage.store) == stored
     assert stage.remote.path.read_bytes() == seen
+
+
+def test_what_people_decide_from_outside_is_taken_up_by_a_supervisors_worker(stage: Stage) -> None:
+    assert stage.run("pause", "ask-yes", "ask-no", "ask-never", "ask-on").code == 0
+    stage.abandon("plain-done", "plain-open")
+    with stage.supervised() as supervisor:
+        until_status(stage, plain_done=BLOCKED, plain_open=BLOCKED)
+        assert pids(supervisor.out.read_text(), "ask-yes") == []
+        for words in (
+            ("approve", "ask-yes", "0"),
+            ("deny", "ask-no", "0", "--note", "too much"),
+            ("cancel", "ask-never"),
+            ("settle", "plain-done", "0", "--done", "100", "--why", "saw it"),
+        ):
+            assert stage.operate(*words, "--by", "ana").code == 0, words
+        until_status(stage, ask_yes=DONE, ask_no=DONE, ask_never=CANCELLED, plain_done=DONE)
+    assert {run: status for run, status in statuses(stage.store).items() if status < DONE} == {
+        "ask-on": PAUSED,
+        "plain-open": BLOCKED,
+    }
+    assert [acts(stage, run) for run in ("ask-yes", "ask-no", "ask-never", "ask-on", "plain-done")] == [1, 0, 0, 0, 1]
 
 
 def test_a_call_of_three_leases_has_no_second_worker(stage: Stage) -> None:

@@ -10,13 +10,16 @@ from contextlib import suppress
 
 from agent_runtime.approvals import ApprovalRequest
 from agent_runtime.cli.tables import json_line, print_table, printable, told_at
+from agent_runtime.described import Left
 from agent_runtime.errors import CheckpointConflict
 from agent_runtime.runs import Runs
 from agent_runtime.settlements import Outcome, Rerun, Settling
 
-HEAD = ("RUN", "REQUEST", "TOOL", "STEP", "ASKED", "EXPIRES", "ARGUMENTS")
+HEAD = ("RUN", "REQUEST", "TOOL", "STEP", "ASKED", "EXPIRES", "ANSWERED", "ARGUMENTS")
 COMMANDS = ("approvals", "approve", "deny", "settle", "cancel", "delete")
 UNSAID = "no reason was given"
+NOTHING = object()
+"""What `--done` says without JSON: by a value that is not the default, or the option would count as not given."""
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,7 +36,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     settle = _add_deciding(commands, "settle", "say what became of a call in doubt")
     settle.add_argument("call", metavar="CALL", help="the call, as `show` lists it")
     how = settle.add_mutually_exclusive_group(required=True)
-    how.add_argument("--done", metavar="JSON", type=_json, nargs="?", help="it happened: its result")
+    how.add_argument("--done", metavar="JSON", type=_json, nargs="?", const=NOTHING, help="it happened: its result, if any")
     how.add_argument("--not-done", action="store_true", help="it did not happen, and will not any more")
     how.add_argument("--rerun", action="store_true", help="run it again, whatever became of it")
     settle.add_argument("--why", metavar="TEXT", required=True, help="how you know; it is recorded")
@@ -103,33 +106,36 @@ def _say(chosen: argparse.Namespace, plain: dict[str, object], said: str) -> Non
 
 
 async def _list(runs: Runs, chosen: argparse.Namespace) -> None:
-    found = runs.pending_each(chosen.run)
+    found = runs.asked_each(chosen.run)
     if not chosen.json:
         await print_table(HEAD, _cells(found))
         return
-    async for request in found:
+    async for request, left in found:
         plain = {"run": request.run_id, "request": request.id, **request._asdict()}
+        plain["answered"] = None if left is None else {"decision": left.how, "by": left.by, "note": left.why}
         print(json_line({name: value for name, value in plain.items() if name not in ("run_id", "id")}))
 
 
-async def _cells(found: AsyncIterator[ApprovalRequest]) -> AsyncIterator[Sequence[str]]:
-    async for request in found:
+async def _cells(found: AsyncIterator[tuple[ApprovalRequest, Left | None]]) -> AsyncIterator[Sequence[str]]:
+    async for request, left in found:
         times = (told_at(request.asked_at), told_at(request.expires_at))
-        yield request.run_id, request.id, request.tool, str(request.step), *times, json_line(request.args)
+        said = "" if left is None else f"{left.how}, by {left.by}"
+        yield request.run_id, request.id, request.tool, str(request.step), *times, said, json_line(request.args)
 
 
 async def _answer(runs: Runs, chosen: argparse.Namespace) -> None:
     which, said = (chosen.run, chosen.request), {"by": _by(chosen), "note": chosen.note}
+    checked = ""
     if chosen.command == "deny":
         answer = "denied"
         await runs.deny(which, **said)
     elif chosen.edit is not None:
-        answer = "approved with other arguments"
+        answer, checked = "approved with other arguments", ", which whoever has the tools checks"
         await runs.edit(which, chosen.edit, **said)
     else:
         answer = "approved"
         await runs.approve(which, **said)
-    _say(chosen, {"request": chosen.request, "answered": answer}, f"is told: request {chosen.request} is {answer}")
+    _say(chosen, {"request": chosen.request, "answered": answer}, f"is told: request {chosen.request} is {answer}{checked}")
 
 
 # Settling and cancelling.
@@ -145,7 +151,11 @@ async def _settle(runs: Runs, chosen: argparse.Namespace) -> None:
 def _settling(chosen: argparse.Namespace) -> tuple[Settling, str]:
     if chosen.rerun:
         return Rerun(), "rerun"
-    return (Outcome.not_done(), "not done") if chosen.not_done else (Outcome.done(chosen.done), "done")
+    return (Outcome.not_done(), "not done") if chosen.not_done else (_done(chosen.done), "done")
+
+
+def _done(result: object) -> Outcome:
+    return Outcome.done() if result is NOTHING else Outcome.done(result)
 
 
 async def _cancel(runs: Runs, chosen: argparse.Namespace) -> None:

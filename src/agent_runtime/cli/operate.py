@@ -15,7 +15,7 @@ from agent_runtime.cli.decide import add_command, add_redact, user_name
 from agent_runtime.cli.drawn import FINE, PLAIN, Ink, draw_text
 from agent_runtime.cli.tables import cut, json_line, print_rows, print_table, printable, told_at
 from agent_runtime.clock import SYSTEM_CLOCK
-from agent_runtime.described import CORRUPT, told_sound
+from agent_runtime.described import CORRUPT, Left, told_sound
 from agent_runtime.errors import CheckpointStoreCorrupt, InvalidSetting
 from agent_runtime.picture import draw
 from agent_runtime.provision import stored_key
@@ -146,7 +146,18 @@ def _show(report: RunReport, *, as_json: bool) -> int:
     if as_json:
         waiting, doubts = ([call.call for call in calls] for calls in (report.timeline.pending, report.timeline.doubts))
         held = {"sound": report.sound, "broken": report.broken} if report.info.status == CORRUPT else {}
-        print(json_line({**_plain(report.info), **held, **asdict(report.timeline), "pending": waiting, "doubts": doubts}))
+        print(
+            json_line(
+                {
+                    **_plain(report.info),
+                    **held,
+                    **asdict(report.timeline),
+                    "pending": waiting,
+                    "doubts": doubts,
+                    "left": [left._asdict() for left in report.left],
+                }
+            )
+        )
     else:
         _print_report(report)
     return 0
@@ -171,12 +182,22 @@ def _print_report(report: RunReport) -> None:
         print_rows([_moment(moment) for moment in segment.moments])
     if info.status == CORRUPT:
         return
+    words = {(each.what, each.call): each for each in report.left}
     for call in timeline.pending:
+        said = _said(words.get(("verdict", call.call)), "answered") or "answer it with `agent-runtime approve` or `deny`"
         print()
-        print(printable(f"waiting for approval: {_told(call)}; answer it with `agent-runtime approve` or `deny`"))
+        print(printable(f"waiting for approval: {_told(call)}; {said}"))
     for call in timeline.doubts:
+        said = _said(words.get(("settlement", call.call)), "settled") or "nobody knows whether it happened"
         print()
-        print(printable(f"in doubt: {_told(call)}; nobody knows whether it happened"))
+        print(printable(f"in doubt: {_told(call)}; {said}"))
+
+
+def _said(left: Left | None, what: str) -> str:
+    """What somebody said of a call that no worker has taken up yet."""
+    if left is None:
+        return ""
+    return f"{what}: {left.how}, by {left.by}{f' ({left.why})' if left.why else ''}; whoever works the run takes it up"
 
 
 def print_picture(report: RunReport) -> None:

@@ -187,6 +187,16 @@ class Roomy(Protocol):
         """Give the room of what was removed back; how many bytes. It may hold up writers for as long as it takes."""
 
 
+@runtime_checkable
+class Sifting(Protocol):
+    """What a store may offer besides: a listing that passes over what only waits, however much of that there is."""
+
+    async def list_awake(
+        self, *, at: int, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        """What `list_unfinished` lists, but for quarantined runs, and parked ones whose `wake_at` has not come by `at`."""
+
+
 MOST_STRAYS = 100
 
 

@@ -34,7 +34,18 @@ from agent_runtime.journal.records import (
     StoredRow,
     StoredRun,
 )
-from agent_runtime.journal.store import Answer, AnswerKind, Append, AtOnce, CheckpointStore, Ear, Guard, Roomy, Searching
+from agent_runtime.journal.store import (
+    Answer,
+    AnswerKind,
+    Append,
+    AtOnce,
+    CheckpointStore,
+    Ear,
+    Guard,
+    Roomy,
+    Searching,
+    Sifting,
+)
 from agent_runtime.offload import SYSTEM_OFFLOAD, Offload
 from agent_runtime.stores.blob_folder import Blob, BlobFolder, Lying, is_named
 from agent_runtime.stores.blob_stub import MARK, Stub, pack_held, stub_of, unpack
@@ -198,6 +209,14 @@ class BlobStore:
         self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
     ) -> list[StoredRow]:
         return await self._inner.list_unfinished(name=name, limit=limit, after=after)
+
+    async def list_awake(
+        self, *, at: int, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        """What the store beside the folder sifts; all that is unfinished where it does not."""
+        if isinstance(self._inner, Sifting):
+            return await self._inner.list_awake(at=at, name=name, limit=limit, after=after)
+        return await self.list_unfinished(name=name, limit=limit, after=after)
 
     async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         return await self._inner.list_runs(status=status, limit=limit, after=after)

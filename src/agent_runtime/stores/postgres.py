@@ -214,6 +214,12 @@ class PostgresCheckpointStore(BatchStore):
         found = await self._link.read(lambda db: db.fetch(self._sql["list_unfinished"], after or "", name, limit))
         return [StoredRow._make(row) for row in found]
 
+    async def list_awake(
+        self, *, at: int, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        found = await self._link.read(lambda db: db.fetch(self._sql["list_awake"], after or "", name, limit, at))
+        return [StoredRow._make(row) for row in found]
+
     async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         wanted = None if status is None else int(status)
         found = await self._link.read(lambda db: db.fetch(self._sql["list_runs"], after or "", wanted, limit))

@@ -14,7 +14,7 @@ from agent_runtime.clock import SYSTEM_CLOCK, Clock
 from agent_runtime.errors import InvalidSetting
 from agent_runtime.ids import RunId
 from agent_runtime.journal.records import StoredMessage, StoredRecord, StoredRow, StoredRun
-from agent_runtime.journal.store import Answer, Append, BatchStore, CheckpointStore, Guard, Roomy, Searching
+from agent_runtime.journal.store import Answer, Append, BatchStore, CheckpointStore, Guard, Roomy, Searching, Sifting
 from agent_runtime.stores.layouts import Layout, Migratable
 from agent_runtime.stores.sqlalchemy_engine import Source, driver_of
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SCHEMA, PREFIX = "public", "agent_runtime_"
 
 
-class Tables(CheckpointStore, Migratable, Protocol):
+class Tables(CheckpointStore, Migratable, Sifting, Protocol):
     """The store that does the work."""
 
 
@@ -105,6 +105,11 @@ class SQLAlchemyCheckpointStore(BatchStore):
         self, *, name: str | None = None, limit: int = 100, after: RunId | None = None
     ) -> list[StoredRow]:
         return await self._tables.list_unfinished(name=name, limit=limit, after=after)
+
+    async def list_awake(
+        self, *, at: int, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        return await self._tables.list_awake(at=at, name=name, limit=limit, after=after)
 
     async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         return await self._tables.list_runs(status=status, limit=limit, after=after)

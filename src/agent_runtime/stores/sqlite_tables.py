@@ -104,6 +104,12 @@ class SQLiteTables(BatchStore):
         values = (self._uptime(), after or "", name, name, limit)
         return await self._read(lambda db: [StoredRow._make(row) for row in db.execute(SQL["list_unfinished"], values)])
 
+    async def list_awake(
+        self, *, at: int, name: str | None = None, limit: int = 100, after: RunId | None = None
+    ) -> list[StoredRow]:
+        values = (self._uptime(), after or "", name, name, at, limit)
+        return await self._read(lambda db: [StoredRow._make(row) for row in db.execute(SQL["list_awake"], values)])
+
     async def list_runs(self, *, status: int | None = None, limit: int = 100, after: RunId | None = None) -> list[StoredRow]:
         wanted = None if status is None else int(status)
         values = (self._uptime(), after or "", wanted, wanted, limit)

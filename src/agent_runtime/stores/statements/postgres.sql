@@ -254,6 +254,13 @@ SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, n
        ((extract(epoch FROM clock_timestamp()) * 1000000)::int8 - heartbeat_at) / 1000, posted, created_at, updated_at
 FROM {runs} WHERE status < 8 AND run_id > $1 AND ($2::text IS NULL OR name = $2) ORDER BY run_id LIMIT $3::int8;
 
+-- list_awake: the same without those that wait for somebody, and for no time that has come
+SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+       lease_ms, wake_at, heartbeat_at,
+       ((extract(epoch FROM clock_timestamp()) * 1000000)::int8 - heartbeat_at) / 1000, posted, created_at, updated_at
+FROM {runs} WHERE status < 8 AND run_id > $1 AND ($2::text IS NULL OR name = $2)
+  AND (status NOT IN (2, 3, 4) OR (status <> 4 AND wake_at <= $4::int8)) ORDER BY run_id LIMIT $3::int8;
+
 -- list_runs: rows of all runs, by id; deleted ones only where asked for
 SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
        lease_ms, wake_at, heartbeat_at,

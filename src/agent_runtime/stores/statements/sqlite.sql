@@ -135,6 +135,12 @@ SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, n
        lease_ms, wake_at, heartbeat_at, (? - heartbeat_at) / 1000, posted, created_at, updated_at
 FROM runs WHERE status < 8 AND run_id > ? AND (? IS NULL OR name = ?) ORDER BY run_id LIMIT ?;
 
+-- list_awake: the same without those that wait for somebody, and for no time that has come
+SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
+       lease_ms, wake_at, heartbeat_at, (? - heartbeat_at) / 1000, posted, created_at, updated_at
+FROM runs WHERE status < 8 AND run_id > ? AND (? IS NULL OR name = ?)
+  AND (status NOT IN (2, 3, 4) OR (status <> 4 AND wake_at <= ?)) ORDER BY run_id LIMIT ?;
+
 -- list_runs: rows of all runs, by id; deleted ones only where asked for
 SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
        lease_ms, wake_at, heartbeat_at, (? - heartbeat_at) / 1000, posted, created_at, updated_at

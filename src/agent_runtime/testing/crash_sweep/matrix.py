@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.stores.sqlite import SQLiteCheckpointStore
-from agent_runtime.testing.crash_sweep.mixtures import MIXTURES, loop_of, sweep_mixtures
+from agent_runtime.testing.crash_sweep.mixtures import MIXTURES, sweep_mixtures
 from agent_runtime.testing.crash_sweep.report import Row, SweepReport
 from agent_runtime.testing.crash_sweep.scenario import (
     FLOWS,
@@ -70,20 +70,20 @@ def plan(
     slow = [name for name, each in ALL.items() if each not in (*PEOPLE, *FLOWS_WITH_PEOPLE) or name in ASKED_ON_A_SERVER]
     named = {"sqlite": [*long, *MIXTURES], "memory": [*ALL, *MIXTURES], "postgres": slow}
     return [
-        _job(scenario, mode, store, depth, postgres or "")
+        job
         for store in stores or (STORES if postgres else LOCAL_STORES)
         for scenario in scenarios or named[store]
         for mode in commits or COMMITS
+        for job in _jobs(scenario, mode, store, depth, postgres or "")
     ]
 
 
-def _job(scenario: str, mode: str, store: str, depth: int | None, url: str) -> Job:
-    """Of mixtures all are recovered once, in the quickest row; in the others some are, with a death in each recovery."""
+def _jobs(scenario: str, mode: str, store: str, depth: int | None, url: str) -> list[Job]:
+    """Of mixtures all are recovered once on each store; some, in each mode, with a death in each recovery."""
     if scenario not in MIXTURES:
-        return Job(scenario, mode, store, depth or _usual_depth(scenario, mode, store), url=url)
-    if (mode, store, depth) == ("grouped", "memory", None) and MIXTURES[scenario] is loop_of:
-        return Job(scenario, mode, store, 0)
-    return Job(scenario, mode, store, depth or 1, each=50 if store == "memory" else 150, url=url)
+        return [Job(scenario, mode, store, depth or _usual_depth(scenario, mode, store), url=url)]
+    some = Job(scenario, mode, store, depth or 1, each=50 if store == "memory" else 150, url=url)
+    return [Job(scenario, mode, store, 0), some] if (mode, depth) == ("grouped", None) else [some]
 
 
 def _usual_depth(scenario: str, commits: str, store: str) -> int:
@@ -146,7 +146,7 @@ async def _work(job: Job, folder: Path, progress: Callable[[Row], None]) -> Row:
     async def make_store() -> CheckpointStore:
         if job.store == "memory":
             return MemoryCheckpointStore()
-        return SQLiteCheckpointStore(folder / f"{job.scenario}-{job.commits}.db")
+        return SQLiteCheckpointStore(folder / f"{job.scenario}-{job.commits}-{job.depth}.db")
 
     async def swept(make: MakeStore, open_store: OpenStore = open_faulty) -> Row:
         is_steady = job.store == "memory" or (job.scenario in ALL and _is_one_by_one(ALL[job.scenario]))
