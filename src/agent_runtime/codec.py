@@ -73,29 +73,28 @@ def encode_checked(value: object, most: int = MAX_BYTES) -> bytes:
 
 def check_size(value: Any, most: int) -> None:
     """Refuse plain data whose texts alone take more than may be recorded: before a copy of them is made."""
-    if type(value) is str:
-        is_over = len(value) > most
-    else:
-        is_over = (type(value) is dict or type(value) is list) and _holds_more(value, most)
-    if is_over:
+    if least_size(value) > most:
         raise TooLarge(_size_of(value), most)
 
 
-def _holds_more(value: Any, most: int) -> bool:
-    """Whether texts and numbers of entries come to more than that: every one takes a byte at least."""
-    waiting = [value]
-    while waiting and most >= 0:
-        each = waiting.pop()
-        kind = type(each)
-        if kind is str:
-            most -= len(each)
-        elif kind is dict:
-            most -= len(each) + sum(map(len, each))
-            waiting += each.values()
-        elif kind is list:
-            most -= len(each)
-            waiting += each
-    return most < 0
+def least_size(value: Any) -> int:
+    """How many bytes plain data takes at the least: its texts, and one for each entry."""
+    kind = type(value)
+    if kind is str:
+        return len(value)
+    if kind is dict:
+        size = len(value) + sum(map(len, value))
+        value = value.values()
+    elif kind is list:
+        size = len(value)
+    else:
+        return 0
+    for part in value:
+        if type(part) is str:
+            size += len(part)
+        elif type(part) is dict or type(part) is list:
+            size += least_size(part)
+    return size
 
 
 _PIECE = 1 << 20

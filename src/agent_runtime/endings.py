@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from agent_runtime import codec
+from agent_runtime.journal.records import new_tuple
 from agent_runtime.redaction import Part, Redact, shown
 from agent_runtime.tools import Tool
 
@@ -31,7 +32,7 @@ def read_ending(body: bytes, tool: Tool | None, *, is_settled: bool = False) -> 
         data = body[len(_RESULT) : -1]
         if tool is None or tool.result.is_plain or (is_settled and not tool.result.fits(data)):
             value = codec.decode(data)
-            return Ending(value, text=codec.readable(value) if type(value) is str else _text(data))
+            return new_tuple(Ending, (value, None, "", codec.readable(value) if type(value) is str else _text(data)))
         return Ending(tool.result.decode(data), text=_text(data))
     error = codec.decode(body)["error"]
     return Ending(None, error["type"], error["message"], f"error: {error['type']}: {error['message']}")

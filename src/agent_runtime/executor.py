@@ -30,7 +30,7 @@ from agent_runtime.errors import (
 )
 from agent_runtime.ids import CallId, seq_of
 from agent_runtime.journal.journal import Commits
-from agent_runtime.journal.records import RecordKind, RunStatus
+from agent_runtime.journal.records import RecordKind, RunStatus, new_tuple
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import IN_DOUBT, WAITING, CallState
 from agent_runtime.offload import Job
@@ -447,7 +447,7 @@ async def act(run: Run, tool: Tool, arguments: dict[str, Any], key: str) -> Came
             run.keep_alive_for(job)
             answer = job.outcome
         if deadline is None:
-            return Returned(await answer)
+            return new_tuple(Returned, (await answer,))
         async with deadline:
             return Returned(await answer)
     except (Exception, asyncio.CancelledError) as error:

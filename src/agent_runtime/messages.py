@@ -147,6 +147,7 @@ def encode_reply(reply: Reply, most: int = codec.MAX_BYTES) -> bytes:
     if type(reply.text) is not str:
         raise InvalidSetting(f"the text of a reply is text, found {type(reply.text).__name__}; where there is none it is ''")
     plain: dict[str, object] = {"text": reply.text}
+    calls: list[dict[str, Any]] = []
     if reply.tool_calls:
         plain["tool_calls"] = calls = [_plain_call(call) for call in _checked_calls(reply.tool_calls)]
         if len(calls) > 1:
@@ -156,7 +157,8 @@ def encode_reply(reply: Reply, most: int = codec.MAX_BYTES) -> bytes:
     try:
         if not _are_plain(reply):
             codec.check_plain(plain)
-        codec.check_size(plain, most)
+        if len(reply.text) + sum([codec.least_size(call["args"]) for call in calls]) > most:
+            codec.check_size(plain, most)
         data = codec.encode_checked(plain, most)
     except TooLarge as error:
         raise error.about("the reply of the model") from None
@@ -207,7 +209,7 @@ def reply_message(reply: Reply) -> Message:
     return new_tuple(Message, ("assistant", reply.text, tuple(reply.tool_calls), None, None))
 
 
-def _plain_call(call: object) -> dict[str, object]:
+def _plain_call(call: object) -> dict[str, Any]:
     if isinstance(call, ToolCall):
         name, called, args = call
         if type(name) is str and type(called) is str and (type(args) is dict or isinstance(args, Mapping)):

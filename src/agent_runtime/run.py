@@ -170,6 +170,7 @@ class Run:
         "journal",
         "lives",
         "model_requests",
+        "most_bytes",
         "note",
     )
 
@@ -191,6 +192,8 @@ class Run:
         self.input = opened["input"]
         self.lives = lives
         self.is_recovering = recovering
+        self.most_bytes = backing.most_bytes
+        """How many bytes a value of the run may take as it is recorded."""
         self.model_requests = 0
         self._key_prefix = prefix_of(journal.run_id, opened)
         self._pending_events: list[tuple[int, str, Mapping[str, object]]] = []
@@ -206,11 +209,6 @@ class Run:
     @property
     def run_id(self) -> RunId:
         return self.journal.run_id
-
-    @property
-    def most_bytes(self) -> int:
-        """How many bytes a value of the run may take as it is recorded."""
-        return self.backing.most_bytes
 
     @property
     def may_lose_writes(self) -> bool:

@@ -2,14 +2,17 @@
 
 A statement over many rows costs a fraction of as many single ones. A row that its guard does not let through shows in the
 count of changed rows; then nothing of the batch may stand, and each append is looked at by itself.
+
+Bytes go to the driver as `bytearray`: for bytes it looks up who may convert them, each time, which takes it twice as long as
+binding them. Where a value is most often NULL, which it looks up as well, the common statement does not have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from agent_runtime.journal.records import AFTER_THE_END, RunStatus, StoredRow
+from agent_runtime.journal.records import AFTER_THE_END, RunStatus, StoredRecord, StoredRow
 from agent_runtime.journal.store import Append, Guard
 from agent_runtime.stores.sqlite_file import SQL, Database
 
@@ -17,7 +20,7 @@ _RUNNING, _FIRST_FINAL = int(RunStatus.RUNNING), int(RunStatus.DONE)
 
 Row = tuple[object, ...]
 
-_VALUES = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_VALUES = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _APPEND_MANY = {size: SQL["append_many"].replace(_VALUES, ", ".join([_VALUES] * size)) for size in (64, 16, 4, 1)}
 """By how many runs it carries: a few sizes, so that each is prepared once."""
 
@@ -61,16 +64,16 @@ class Batch:
             return False
         self.keys[key] = None
         row, guard, records, checkpoint, _ = append
-        for record in records:
-            self._records.append((key, *record))
+        self._records += record_values(key, records)
         if checkpoint is not None:
             self._checkpoints.append((key, *checkpoint))
         if guard is None:
             self._opens.append((key, *row[:6], int(row.status), *row[7:16], self._uptime, self._now, self._now))
         elif self._expects_running and runs_on(row, guard):
-            self._runs_on.append(
-                (key, *guard[:4], row.step, row.number, row.head, row.attempts, row.seal, append.seen, row.wake_at)
-            )
+            self._runs_on.append((
+                key, guard.epoch, bytearray(guard.owner), guard.number, bytearray(guard.head), row.step, row.number,
+                bytearray(row.head), row.attempts, bytearray(row.seal), append.seen,
+            ))  # fmt: skip
         elif row.status >= _FIRST_FINAL and all(record.kind in AFTER_THE_END for record in records):
             as_written = (row.key_id, row.number, row.head, row.seal, self._now)
             self._settled.append((*as_written, key, row.epoch, row.owner, *guard[:4], row.step, int(row.status)))
@@ -109,10 +112,28 @@ class Batch:
 
 def runs_on(row: StoredRow, guard: Guard) -> bool:
     """Whether the row leaves status, epoch and owner as they are in a run that is running: the common append."""
-    return row.status == _RUNNING and row.epoch == guard.epoch and row.owner == guard.owner
+    is_same = row.status == _RUNNING and row.epoch == guard.epoch and row.owner == guard.owner
+    return is_same and row.wake_at is None
+
+
+def record_values(key: int, records: Sequence[StoredRecord]) -> list[Row]:
+    """The parameters of `insert_record` for each record of a run."""
+    return [
+        (key, number, epoch, kind, call, attempt, bytearray(body), bytearray(seal))
+        for number, epoch, kind, call, attempt, body, seal in records
+    ]
+
+
+def on_values(key: int, append: Append, guard: Guard, uptime: int, now: int) -> Row:
+    """The parameters of `append`."""
+    _, _, _, _, _, _, _, step, _, _, number, head, attempts, seal, *_ = append.row
+    return (
+        step, number, bytearray(head), attempts, bytearray(seal), append.seen, now, uptime, now, key, guard.epoch,
+        bytearray(guard.owner), guard.number, bytearray(guard.head), step, step,
+    )  # fmt: skip
 
 
 def changes(key: int, append: Append, guard: Guard, uptime: int, now: int) -> Row:
-    """The parameters of `append`, which `append_any` has too."""
+    """The parameters of `append_any`, from `step` on."""
     _, _, _, _, _, _, _, step, _, _, number, head, attempts, seal, _, wake_at, *_ = append.row
     return (step, number, head, attempts, seal, append.seen, now, wake_at, uptime, now, key, *guard[:4], step, step)

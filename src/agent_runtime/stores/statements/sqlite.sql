@@ -78,15 +78,15 @@ INSERT INTO runs (key, run_id, format, key_id, tenant, kind, name, status, step,
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (run_id) DO NOTHING;
 
--- append: the guarded update of a run that runs on under its owner
-UPDATE runs SET step = ?, number = ?, head = ?, attempts = ?, seal = ?, wake_at = CASE WHEN posted > ? THEN ? ELSE ? END,
+-- append: the guarded update of a run that runs on under its owner, and waits for no time
+UPDATE runs SET step = ?, number = ?, head = ?, attempts = ?, seal = ?, wake_at = CASE WHEN posted > ? THEN ? END,
                 heartbeat_at = ?, updated_at = ?
 WHERE key = ? AND epoch = ? AND owner = ? AND number = ? AND head = ? AND status = 1 AND step BETWEEN ? - 1 AND ?;
 
 -- append_many: the same for many runs; there is a row of values for each, and what is the same for all comes first
 UPDATE runs SET step = n.column6, number = n.column7, head = n.column8, attempts = n.column9, seal = n.column10,
-                wake_at = CASE WHEN posted > n.column11 THEN ?1 ELSE n.column12 END, heartbeat_at = ?2, updated_at = ?1
-FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS n
+                wake_at = CASE WHEN posted > n.column11 THEN ?1 END, heartbeat_at = ?2, updated_at = ?1
+FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS n
 WHERE runs.key = n.column1 AND runs.epoch = n.column2 AND runs.owner = n.column3 AND runs.number = n.column4
   AND runs.head = n.column5 AND runs.status = 1 AND runs.step BETWEEN n.column6 - 1 AND n.column6;
 
