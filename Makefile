@@ -4,6 +4,8 @@ PYTHON_IN_VENV := .venv/bin/python
 PYTEST_ARGS ?= -q -n 3 --dist worksteal
 MINUTES ?= 2
 STORE ?= postgres
+# What is imported is compiled once, and not again by each of the thousand processes that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format contract docs pages pictures sweep powercut chaos bench pins clean

@@ -4,6 +4,7 @@
 # It is under the MPL 2.0, and no part of this package. Fails where it is not to be had.
 set -eu
 cd "$(dirname "$0")/.."
+. scripts/unpacked.sh
 
 version=4.14.1
 sha512=1477dafa598d8d065f273d6af302aa203c02e83131707b7fa648cd41bd3d6b734f8c22a0dab86ee6a6f64b8afbe804b214d36db85a2826965edfb3a0b9d546b5
@@ -13,16 +14,13 @@ if [ -n "${AXE:-}" ]; then
 fi
 cache=$(pwd -P)/.cache/axe-$version
 if [ ! -f "$cache/axe.min.js" ]; then
-    fresh=$(mktemp -d "${TMPDIR:-/tmp}/agent-runtime-axe.XXXXXX")
-    trap 'rm -rf "$fresh"' EXIT
+    begin
     (cd "$fresh" && npm pack --silent "axe-core@$version" >&2) || {
         echo "axe.sh: axe-core $version cannot be downloaded with npm; name its axe.min.js with AXE=/path/to/axe.min.js" >&2
         exit 1
     }
     echo "$sha512  $fresh/axe-core-$version.tgz" | sha512sum -c - >&2
-    mkdir -p "$cache.$$"
-    tar -xzf "$fresh/axe-core-$version.tgz" -C "$cache.$$" --strip-components=1 package/axe.min.js package/LICENSE
-    rm -rf "$cache"
-    mv "$cache.$$" "$cache" || [ -f "$cache/axe.min.js" ] # another process was quicker
+    tar -xzf "$fresh/axe-core-$version.tgz" -C "$made" --strip-components=1 package/axe.min.js package/LICENSE
+    keep axe.min.js
 fi
 echo "$cache/axe.min.js"

@@ -1,5 +1,7 @@
 """Fixtures that several folders of tests share."""
 
+import asyncio
+import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -10,7 +12,9 @@ from hypothesis import settings
 from agent_runtime.testing.manual_clock import ManualClock, let_everybody_go
 from tests.bench import Place
 from tests.redis_servers import RedisCluster, RedisServer, redis_origins
+from tests.schemas import Schemas
 from tests.servers import Origin, Server, origins, own_origins, start
+from tests.tenants.house import KINDS, House
 
 # Here, and not beside the contract's own tests: others use its parts as well, and may be imported first.
 pytest.register_assert_rewrite("agent_runtime.testing.store_contract")
@@ -81,6 +85,16 @@ def postgres_url(request: pytest.FixtureRequest, servers: Servers) -> str:
     return origin.url or servers(origin).url
 
 
+@pytest.fixture(scope="session")
+def schemas() -> Iterator[Schemas]:
+    """Lends schemas whose tables are made and empty. Servers of our own take theirs along."""
+    lender = Schemas()
+    yield lender
+    for origin in origins():
+        if origin.url is not None:
+            asyncio.run(lender.drop(origin.url))
+
+
 @pytest.fixture(scope="session", params=own_origins() or (NOWHERE,), ids=lambda origin: origin.name)
 def postgres(request: pytest.FixtureRequest, servers: Servers) -> Server:
     """A server that others use too, to be given roles and databases, and not to be killed."""
@@ -94,7 +108,7 @@ def one_postgres(servers: Servers) -> Server:
 
 
 @pytest.fixture(scope="session")
-def one_redis() -> Iterator[RedisServer]:
+def redis_server() -> Iterator[RedisServer]:
     """A server that others use too: whoever kills or changes one starts another. It keeps nothing on its disk."""
     with RedisServer(redis_origins()[0].program, appendonly="no") as server:
         yield server
@@ -107,6 +121,11 @@ def one_cluster() -> Iterator[RedisCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="session")
-def redis_server(one_redis: RedisServer) -> RedisServer:
-    return one_redis
+@pytest.fixture(params=KINDS)
+async def house(
+    request: pytest.FixtureRequest, tmp_path: Path, one_postgres: Server, redis_server: RedisServer
+) -> AsyncIterator[House]:
+    """A house of each kind of store. A test that names others is given those."""
+    house = House(request.param, tmp_path, f"h{secrets.token_hex(6)}", one_postgres, redis_server)
+    yield house
+    await house.close()

@@ -13,7 +13,7 @@ from itertools import pairwise
 from uuid import UUID
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from agent_runtime import codec
@@ -92,6 +92,41 @@ def test_plain_data_comes_back_as_it_was(value: object) -> None:
 def test_the_two_halves_of_a_character_are_refused_since_they_would_come_back_as_the_character(text: object) -> None:
     with pytest.raises(Unrecordable):
         codec.encode(text)
+
+
+# The time at the end of a record.
+
+ENDING = st.sampled_from(["result", "error"])
+TIMES = st.integers(0, 2**63 - 1)
+LOOKS_TIMED = st.builds(lambda value, at: {"a": value, "at": at}, PLAIN, st.integers() | st.just("5") | PLAIN)
+RESULTS = PLAIN | LOOKS_TIMED | st.lists(LOOKS_TIMED, max_size=2) | st.just(',"at":5}') | st.just('","at":5')
+
+
+def as_an_ending(name: str, value: object) -> bytes:
+    assume(not has_a_split_pair(value))
+    return codec.encode({name: value})
+
+
+@given(ENDING, RESULTS, TIMES)
+@example("result", 0, 0)
+@example("result", {"at": 5}, 2**63 - 1)
+@example("result", {"a": 1, "at": 5}, 1)
+def test_the_time_that_was_added_to_a_body_is_taken_away_again_and_nothing_else(name: str, value: object, at_ms: int) -> None:
+    body = as_an_ending(name, value)
+    timed = codec.timed(body, at_ms)
+    assert codec.decode(timed) == {**codec.decode(body), "at": at_ms}
+    assert codec.untimed(timed) == body
+
+
+@given(ENDING, RESULTS)
+@example("result", {"at": 5})
+@example("result", {"a": 1, "at": 5})
+@example("result", [{"a": 1, "at": 5}])
+@example("result", ',"at":5')
+@example("error", {"type": "E", "message": '","at":5'})
+def test_a_body_to_which_no_time_was_added_keeps_what_looks_like_one(name: str, value: object) -> None:
+    body = as_an_ending(name, value)
+    assert codec.untimed(body) == body
 
 
 class Colour(enum.Enum):

@@ -9,15 +9,16 @@ from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.blobs import BlobStore
 from agent_runtime.stores.postgres import PostgresCheckpointStore
 from agent_runtime.testing.store_contract import StoreContract
-from tests.servers import Server, fresh_schema
+from tests.schemas import Schemas
+from tests.servers import Server
 
 
 class TestBlobsBesidePostgres(StoreContract):
     @pytest.fixture
-    async def store(self, tmp_path: Path, one_postgres: Server) -> AsyncIterator[CheckpointStore]:
+    async def store(self, tmp_path: Path, one_postgres: Server, schemas: Schemas) -> AsyncIterator[CheckpointStore]:
         folder = tmp_path / "blobs"
         folder.mkdir()
-        async with fresh_schema(one_postgres.url) as schema:
+        async with schemas.lent(one_postgres.url) as schema:
             store = BlobStore(PostgresCheckpointStore(one_postgres.url, schema=schema), folder, above=1024)
             yield store
             await store.close()

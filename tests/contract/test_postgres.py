@@ -10,6 +10,7 @@ from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.postgres import PostgresCheckpointStore
 from agent_runtime.testing.store_contract import StoreContract
 from tests.conftest import Servers
+from tests.schemas import Schemas
 from tests.servers import Pooler, end_sessions, fresh_schema, own_origins
 
 
@@ -19,8 +20,8 @@ class TestPostgresStore(StoreContract):
         await end_sessions(store._url, store._schema)
 
     @pytest.fixture
-    async def store(self, postgres_url: str) -> AsyncIterator[CheckpointStore]:
-        async with fresh_schema(postgres_url) as schema:
+    async def store(self, postgres_url: str, schemas: Schemas) -> AsyncIterator[CheckpointStore]:
+        async with schemas.lent(postgres_url) as schema:
             store = PostgresCheckpointStore(postgres_url, schema=schema)
             yield store
             await store.close()
@@ -42,8 +43,8 @@ async def test_a_store_is_migrated_behind_a_pooler(pooler: Pooler, servers: Serv
 
 class TestPostgresStoreBehindAPooler(StoreContract):
     @pytest.fixture
-    async def store(self, pooler: Pooler) -> AsyncIterator[CheckpointStore]:
-        async with fresh_schema(pooler.url, pooler=True) as schema:
+    async def store(self, pooler: Pooler, schemas: Schemas) -> AsyncIterator[CheckpointStore]:
+        async with schemas.lent(pooler.url) as schema:
             store = PostgresCheckpointStore(pooler.url, schema=schema, pooler=True)
             yield store
             await store.close()

@@ -12,7 +12,8 @@ from agent_runtime.testing.store_contract import StoreContract
 from agent_runtime.testing.store_contract.crowds import Crowding
 from agent_runtime.testing.store_contract.messages import Posting
 from agent_runtime.testing.store_contract.writes import Batching, Writing
-from tests.servers import Pooler, Server, end_sessions, fresh_schema
+from tests.schemas import Schemas
+from tests.servers import Pooler, Server, end_sessions
 
 
 class OnServer(StoreContract):
@@ -27,8 +28,8 @@ class OnServer(StoreContract):
 
 class TestByAsyncpg(OnServer):
     @pytest.fixture
-    async def store(self, one_postgres: Server) -> AsyncIterator[CheckpointStore]:
-        async with fresh_schema(one_postgres.url) as schema:
+    async def store(self, one_postgres: Server, schemas: Schemas) -> AsyncIterator[CheckpointStore]:
+        async with schemas.lent(one_postgres.url) as schema:
             store = SQLAlchemyCheckpointStore(by("asyncpg", one_postgres.url), schema=schema)
             yield store
             await store.close()
@@ -36,8 +37,8 @@ class TestByAsyncpg(OnServer):
 
 class TestByPsycopg(OnServer):
     @pytest.fixture
-    async def store(self, one_postgres: Server) -> AsyncIterator[CheckpointStore]:
-        async with fresh_schema(one_postgres.url) as schema:
+    async def store(self, one_postgres: Server, schemas: Schemas) -> AsyncIterator[CheckpointStore]:
+        async with schemas.lent(one_postgres.url) as schema:
             store = SQLAlchemyCheckpointStore(by("psycopg", one_postgres.url), schema=schema)
             yield store
             await store.close()
@@ -49,8 +50,8 @@ class Pooled(Writing, Batching, Crowding, Posting):
 
 class TestByAsyncpgBehindAPooler(Pooled):
     @pytest.fixture
-    async def store(self, pooler: Pooler) -> AsyncIterator[CheckpointStore]:
-        async with fresh_schema(pooler.url, pooler=True) as schema:
+    async def store(self, pooler: Pooler, schemas: Schemas) -> AsyncIterator[CheckpointStore]:
+        async with schemas.lent(pooler.url) as schema:
             store = SQLAlchemyCheckpointStore(by("asyncpg", pooler.url), schema=schema, pooler=True)
             yield store
             await store.close()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BaseModel
 
+from agent_runtime.crash import CrashPoint
 from agent_runtime.executor import Executor
 from agent_runtime.flow.graph import Flow
 from agent_runtime.flow.nodes import Call
 from agent_runtime.flow.runner import FlowResult, FlowRunner
 from agent_runtime.flow.state import append
 from agent_runtime.journal.records import StoredRun
+from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.tools import ToolRegistry
-from tests.bench import KEY, Worker, expect_death
+from tests.bench import KEY, Bench, Place, Worker, expect_death
 
 
 class Order(BaseModel):
@@ -79,3 +82,24 @@ async def recover(
 def still(run: StoredRun) -> StoredRun:
     """A stored run without what changes while nothing is written: how long its owner was not heard."""
     return run._replace(row=run.row._replace(idle_ms=0))
+
+
+def noting(what: str) -> Callable[[Order], dict[str, object]]:
+    return lambda order: {"notes": f"{what} of {len(order.notes)}"}
+
+
+async def end_of(
+    flow: Flow[Any], state: BaseModel | None = None, bench: Bench | None = None, **options: Any
+) -> FlowResult[Any]:
+    """What a flow comes to in memory."""
+    given = {"checkpoints": MemoryCheckpointStore(), "checkpoint_key": KEY, **options}
+    return await FlowRunner(Executor((bench or Bench()).registry), **given).run(flow, state or Order())
+
+
+DONE = Order(note="what is known of ana")
+"""What a flow of a charge and a look comes to."""
+
+
+async def left(place: Place, bench: Bench, flow: Flow[Any], point: CrashPoint, seq: int = 0, **options: Any) -> None:
+    """A run whose worker died at that point of that superstep."""
+    await run_and_die(Worker(place).killed_at(point, seq), bench.registry, flow, **options)

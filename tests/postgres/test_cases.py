@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime.clock import Clock
-from agent_runtime.journal.store import CheckpointStore
 from agent_runtime.stores.postgres import PostgresCheckpointStore
 from tests.bench import Place
 from tests.cases.test_failed_saves import (
@@ -31,7 +29,9 @@ from tests.cases.test_two_workers import (
     test_of_two_threads_that_take_a_run_over_one_at_most_goes_on,
     test_two_starts_of_one_id_make_one_run,
 )
-from tests.servers import Server, fresh_schema
+from tests.schemas import Schemas
+from tests.servers import Server
+from tests.stores.places import Somewhere
 
 __all__ = [
     "test_a_call_longer_than_the_lease_is_nobody_elses",
@@ -49,22 +49,9 @@ __all__ = [
 ]
 
 
-class OnServer(Place):
-    """Where runs are kept: one schema."""
-
-    def __init__(self, url: str, schema: str, folder: Path) -> None:
-        super().__init__("postgres", folder)
-        self._url, self._schema = url, schema
-
-    def open(self, clock: Clock | None = None) -> CheckpointStore:
-        store = PostgresCheckpointStore(self._url, schema=self._schema)
-        self._opened.append(store)
-        return store
-
-
 @pytest.fixture
-async def place(one_postgres: Server, tmp_path: Path) -> AsyncIterator[Place]:
-    async with fresh_schema(one_postgres.url) as schema:
-        where = OnServer(one_postgres.url, schema, tmp_path)
+async def place(one_postgres: Server, schemas: Schemas, tmp_path: Path) -> AsyncIterator[Place]:
+    async with schemas.lent(one_postgres.url) as schema:
+        where = Somewhere("postgres", tmp_path, lambda: PostgresCheckpointStore(one_postgres.url, schema=schema))
         yield where
         await where.close()

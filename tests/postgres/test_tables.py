@@ -310,6 +310,7 @@ async def test_an_append_of_a_run_that_runs_changes_no_index(postgres: Server) -
         draft, runs = await opened(store), store._sql.table("runs")
         for n in range(40):
             draft = await land(store, draft, draft.step_on(b"%d" % n))
+        await store.close()  # a session that ends tells its counts at once, an idle one after ten seconds
         counts = f"SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = '{runs}'::regclass"
         told = [0, 0]
         give_up_at = monotonic() + PATIENCE_SECONDS

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -30,12 +32,20 @@ def plain(job: Job, *words: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in said.stdout.splitlines()]
 
 
-@pytest.fixture
-def crashed(job: Job) -> Job:
-    """A run that is done, and one that died before its first step and one in the middle of one."""
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that is done, and one that died before its first step and one in the middle of one; to be copied."""
+    job = Job(tmp_path_factory.mktemp("left"))
     assert job.run(RUN_ID="whole").code == 0
     assert job.run(RUN_ID="early", CRASH_AT="before_decide").code == 1
     assert job.run(RUN_ID="mid step", CRASH_AT="after_call").code == 1
+    return job.folder
+
+
+@pytest.fixture
+def crashed(job: Job, left: Path) -> Job:
+    """A copy of it for one test."""
+    shutil.copytree(left, job.folder, dirs_exist_ok=True)
     return job
 
 

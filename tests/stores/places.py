@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +18,8 @@ from agent_runtime.stores.sqlalchemy import SQLAlchemyCheckpointStore
 from tests.bench import Place
 from tests.redis_servers import RedisCluster, RedisServer
 from tests.redis_store.bench import store_on
-from tests.servers import Server, fresh_schema
+from tests.schemas import Schemas
+from tests.servers import Server
 
 IN_PROCESS = ("memory", "sqlite")
 SERVED = ("postgres", "sqlalchemy+asyncpg", "sqlalchemy+psycopg", "sqlalchemy+aiosqlite", "redis", "redis cluster")
@@ -29,16 +31,23 @@ Open: TypeAlias = "Callable[[], CheckpointStore]"
 
 
 class Somewhere(Place):
-    """A place that opens its stores as it is told."""
+    """A place that opens its stores as it is told. Who looks connects once an event loop: that takes longer than to look."""
 
     def __init__(self, kind: str, folder: Path, make: Open) -> None:
         super().__init__(kind, folder)
         self._make = make
+        self._lookers: dict[asyncio.AbstractEventLoop, CheckpointStore] = {}
 
     def open(self, clock: Clock | None = None) -> CheckpointStore:
         store = self._make()
         self._opened.append(store)
         return store
+
+    def looker(self) -> CheckpointStore:
+        loop = asyncio.get_running_loop()
+        if loop not in self._lookers:
+            self._lookers[loop] = self.open()
+        return self._lookers[loop]
 
 
 @asynccontextmanager
@@ -58,7 +67,8 @@ async def place_on(kind: str, folder: Path, request: pytest.FixtureRequest) -> A
         await place.close()
     else:
         server: Server = request.getfixturevalue("one_postgres")
-        async with fresh_schema(server.url) as schema:
+        schemas: Schemas = request.getfixturevalue("schemas")
+        async with schemas.lent(server.url) as schema:
             place = Somewhere(kind, folder, _on_postgres(kind, server.url, schema))
             yield place
             await place.close()
@@ -66,7 +76,7 @@ async def place_on(kind: str, folder: Path, request: pytest.FixtureRequest) -> A
 
 def _on_redis(kind: str, request: pytest.FixtureRequest) -> Open:
     prefix, is_cluster = f"t{secrets.token_hex(8)}", kind == "redis cluster"
-    server: RedisServer | RedisCluster = request.getfixturevalue("one_cluster" if is_cluster else "one_redis")
+    server: RedisServer | RedisCluster = request.getfixturevalue("one_cluster" if is_cluster else "redis_server")
     return lambda: store_on(server.url, is_cluster=is_cluster, prefix=prefix, may_lose_writes=False)
 
 

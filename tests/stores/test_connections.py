@@ -73,12 +73,12 @@ async def test_five_runs_share_a_pool_of_one_connection(one_postgres: Server, dr
         await engine.dispose()
 
 
-async def test_five_runs_share_four_connections_to_redis_and_leave_no_transaction_open(one_redis: RedisServer) -> None:
+async def test_five_runs_share_four_connections_to_redis_and_leave_no_transaction_open(redis_server: RedisServer) -> None:
     name = f"n{secrets.token_hex(6)}"
-    store = store_on(f"{one_redis.url}?client_name={name}", may_lose_writes=False)
+    store = store_on(f"{redis_server.url}?client_name={name}", may_lose_writes=False)
 
     def clients() -> list[bytes]:
-        found: bytes = one_redis.tell("CLIENT", "LIST")
+        found: bytes = redis_server.tell("CLIENT", "LIST")
         return [client for client in found.splitlines() if f"name={name} ".encode() in client]
 
     def held() -> bool:
