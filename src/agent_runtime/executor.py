@@ -118,6 +118,8 @@ def _refuse_store(run: Run, tool: Tool) -> NoReturn:
 class Executor:
     """Makes the tool calls of runs."""
 
+    __slots__ = ("approvals", "registry")
+
     def __init__(self, registry: ToolRegistry, *, approvals: Ask | None = None) -> None:
         """`approvals` answers at once where a call needs a person; without it such a call pauses its run."""
         self.registry = registry

@@ -89,6 +89,8 @@ class LoopOptions(NamedTuple):
 class Loop:
     """One worker's way through a loop."""
 
+    __slots__ = ("_began", "_seconds", "ask", "executor", "history", "options", "run", "usage")
+
     def __init__(self, run: Run, ask: ModelFunction, executor: Executor, options: LoopOptions, history: list[Message]) -> None:
         self.run = run
         self.ask = ask
@@ -96,6 +98,7 @@ class Loop:
         self.options = options
         self.history = history
         self.usage: dict[str, int] = {}
+        run.input = None  # the history has it
         self._began = self._seconds = 0.0
         run.model_requests = count_requests(run.lives)
 

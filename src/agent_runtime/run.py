@@ -157,6 +157,7 @@ class Run:
         "_heartbeat",
         "_jobs",
         "_key_prefix",
+        "_most_bytes",
         "_now",
         "_pending_events",
         "_reading",
@@ -170,7 +171,6 @@ class Run:
         "journal",
         "lives",
         "model_requests",
-        "most_bytes",
         "note",
         "now_ms",
     )
@@ -193,12 +193,11 @@ class Run:
         self.input = opened["input"]
         self.lives = lives
         self.is_recovering = recovering
-        self.most_bytes = backing.most_bytes
-        """How many bytes a value of the run may take as it is recorded."""
+        self._most_bytes: int | None = None
         self.model_requests = 0
         self._key_prefix = prefix_of(journal.run_id, opened)
         self._pending_events: list[tuple[int, str, Mapping[str, object]]] = []
-        self._jobs: list[Job[Any]] = []
+        self._jobs: Sequence[Job[Any]] = ()
         self._task: asyncio.Task[Any] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._cancel: Cancel | None = None
@@ -212,6 +211,16 @@ class Run:
     @property
     def run_id(self) -> RunId:
         return self.journal.run_id
+
+    @property
+    def most_bytes(self) -> int:
+        """How many bytes a value of the run may take as it is recorded."""
+        most = self._most_bytes
+        if most is None:
+            most = self.backing.most_bytes
+            if self.journal.is_claimed:  # a store may learn with its first write what its server takes
+                self._most_bytes = most
+        return most
 
     @property
     def may_lose_writes(self) -> bool:
@@ -268,8 +277,7 @@ class Run:
 
     def keep_alive_for(self, job: Job[Any]) -> None:
         """A call of this run is on a thread: until it leaves, this process counts as the run's living owner."""
-        self._jobs = [each for each in self._jobs if each.running]
-        self._jobs.append(job)
+        self._jobs = [*(each for each in self._jobs if each.running), job]
 
     @property
     def has_running_thread(self) -> bool:

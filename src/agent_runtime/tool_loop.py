@@ -127,10 +127,10 @@ async def run_tool_loop(
     history = read_messages(messages)
     run = start(backing, known_id, kind=KIND, name=name, context=ctx, given={"messages": encode_messages(history)})
     executor = Executor(registry, approvals=approvals)
-    again = _Again(backing, known_id, ask, executor, options, ctx)
     try:
         return await work(run, Loop(run, ask, executor, options, history).go())
     except (Parked, RecoveryNeedsDecision) as parked:  # nothing stands between a run and its caller that need not
+        again = _Again(backing, known_id, ask, executor, options, ctx)
         return await until_decided(_raising(parked), again.look, backing, known_id, options.wait_seconds)
     except CheckpointConflict as conflict:
         if run.journal.guard is None:
@@ -206,6 +206,8 @@ def _raising(error: Exception) -> Callable[[], Awaitable[LoopResult]]:
 
 class _Again:
     """Goes on with a stored run: by itself, with verdicts, or after it was parked."""
+
+    __slots__ = ("_ask", "_backing", "_context", "_executor", "_options", "_run_id")
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -261,6 +262,16 @@ async def test_indexes_that_somebody_removed_are_made_again(redis_server: RedisS
     assert await store.repair() == len(ids) + len(ids[:-1])
     assert [row.run_id for row in await store.list_runs(limit=1000)] == ids
     assert [row.run_id for row in await store.list_unfinished(limit=1000)] == ids[:-1]
+
+
+@pytest.mark.parametrize("prefix", ["00", "t100:0000", "row:", "0"])
+async def test_they_are_made_again_whatever_the_prefix(redis_server: RedisServer, prefix: str) -> None:
+    store = store_on(redis_server.url, prefix=f"{prefix}{secrets.token_hex(4)}{prefix}")
+    await opened(store, "run:00}:row:00")
+    redis_server.tell("DEL", *await keys_of(redis_server, store, "*:unfinished"))
+    assert await store.repair() == 1
+    assert [row.run_id for row in await store.list_unfinished()] == ["run:00}:row:00"]
+    await store.close()
 
 
 async def test_long_lists_are_read_page_by_page_whatever_the_page(store: RedisCheckpointStore) -> None:

@@ -28,6 +28,7 @@ from agent_runtime.stores.memory import MemoryCheckpointStore
 from agent_runtime.telemetry_prometheus import OTHER, UNKNOWN, PrometheusSink, SupervisorMetrics, serve_metrics
 from agent_runtime.tool_loop import run_tool_loop
 from tests.bench import KEY, LONG_SECONDS, Asked, Bench, Place, Script, Worker, error_of
+from tests.processes.job import until
 
 CALL: list[Asked] = [("charge_i", {"amount": 5})]
 
@@ -237,6 +238,12 @@ def free_port() -> int:
         return port
 
 
+def get_once(port: int, name: str) -> dict[str, float]:
+    """What is told once that series is: a line may be printed a moment before it is counted."""
+    until(lambda: name in get(port), f"{name} is told")
+    return get(port)
+
+
 def get(port: int) -> dict[str, float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LONG_SECONDS) as answer:
         return read(answer.read().decode())
@@ -260,7 +267,7 @@ def test_a_worker_and_a_supervisor_serve_their_metrics(tmp_path: Path) -> None:
         for line in worker.stdout:
             if "confirmed" in line:
                 break
-        told = get(port)
+        told = get_once(port, "calls_total{done,create_server}")
     finally:
         worker.kill()
         worker.communicate()
@@ -274,7 +281,7 @@ def test_a_worker_and_a_supervisor_serve_their_metrics(tmp_path: Path) -> None:
         for line in supervisor.stdout:
             if "worker-exited" in line:
                 break
-        told = get(port)
+        told = get_once(port, "worker_exits_total{0}")
     finally:
         supervisor.send_signal(signal.SIGTERM)
         supervisor.communicate()

@@ -146,7 +146,7 @@ class Journal:
         self._taken_step = row.step - 1
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._failure: BaseException | None = None
-        self._lost: list[Noted] = []
+        self._lost: Sequence[Noted] = ()
         self.opened_seal = NO_SEAL
         """The seal of the run's first record, once it is known."""
         self.run_id: RunId = row.run_id
@@ -189,7 +189,7 @@ class Journal:
         """Add a record to what the next barrier commits."""
         code = int(kind)
         if self._failure is not None:
-            self._lost.append((code, call, attempt, body))
+            self._lost = [*self._lost, (code, call, attempt, body)]
             raise self._failure
         assert not self._released, f"run {self.run_id!r} was given back; nothing is written after that"
         self.number += 1

@@ -420,7 +420,7 @@ class RedisCheckpointStore(BatchStore):
 
     async def _scan(self, node: Node) -> Any:
         """The ids of the runs that one server has, some at a time."""
-        begin, end = self._keys.in_bucket(0, "row:").encode().split(b"00")
+        begin, end = (part.encode() for part in self._keys.around_bucket("row:"))
         cursor = b"0"
         while True:
             pattern = f"{self._keys.prefix}:{{*}}:row:*"

@@ -59,7 +59,12 @@ class Keys:
 
     def in_bucket(self, bucket: int, name: str) -> str:
         """A key of a bucket: its number is the hash tag, and whatever follows cannot change that."""
-        return f"{self.prefix}:{{{bucket:02}}}:{name}"
+        begin, end = self.around_bucket(name)
+        return f"{begin}{bucket:02}{end}"
+
+    def around_bucket(self, name: str) -> tuple[str, str]:
+        """What stands before and behind the number in such a key."""
+        return f"{self.prefix}:{{", f"}}:{name}"
 
     def row(self, run_id: str) -> str:
         return self.in_bucket(bucket_of(run_id), f"row:{run_id}")
