@@ -1,4 +1,4 @@
-"""What list, claim, append and heartbeat read where very many runs are kept: `python bench/scale.py`. See docs/scale.md.
+"""What lists, claim, append and heartbeat read where very many runs are kept: `python bench/scale.py`. See docs/scale.md.
 
 Fills a Postgres store of its own, of whose runs one in a hundred is unfinished, and asks the server how it works each
 statement, planned as the store has it planned.
@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)  # the modules beside this file are those of a package, `bench`
 
+from agent_runtime.journal.records import RunStatus
 from agent_runtime.journal.seal import KeyRing, sealer_for
-from agent_runtime.stores.postgres import PostgresCheckpointStore
+from agent_runtime.stores.postgres import PAST_ALL, PostgresCheckpointStore
 from agent_runtime.stores.postgres_batch import pack_guards, pack_many, pack_one
 from agent_runtime.testing.store_contract import Draft
+from agent_runtime.viewer.pages import RUNS_A_PAGE
 from bench.backends import PostgresBackend, postgres_backend
+from bench.pages import time_pages
 from bench.table import between_marks, grid
 
 if TYPE_CHECKING:
@@ -33,16 +36,21 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
 RUNS = 1_000_000
 RECORDS = 4
 CROWD = 64
+FACE_PAGE = RUNS_A_PAGE + 1
+"""The rows of a page of the viewer, and one that says whether another follows."""
+STATUSES_LISTED = [int(status) for status in RunStatus if status != RunStatus.DELETED]
 Plan: TypeAlias = dict[str, Any]
 Asked: TypeAlias = tuple[str, str, Sequence[object]]
 
-# Ids are spread, as random ones are; of the unfinished runs, one in a hundred, nobody has heard for long.
+# Ids are spread, as random ones are, and each run last changed a second after the one before; of the unfinished runs, one in
+# a hundred, nobody has heard for long. One in a thousand has failed.
 _FILL = (
     """
 INSERT INTO {runs} (run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
                     lease_ms, heartbeat_at, created_at, updated_at)
-SELECT 'run-' || md5(n::text), 1, 'key', '', 'loop', 'orders', CASE WHEN n % 100 = 0 THEN 1 ELSE 8 END, 2, 1,
-       decode(md5('owner' || n), 'hex'), {records}, sha256(n::text::bytea), 0, sha256('seal'), 30000, 0, 0, 0
+SELECT 'run-' || md5(n::text), 1, 'key', '', 'loop', 'orders',
+       CASE WHEN n % 100 = 0 THEN 1 WHEN n % 1000 = 7 THEN 9 ELSE 8 END, 2, 1,
+       decode(md5('owner' || n), 'hex'), {records}, sha256(n::text::bytea), 0, sha256('seal'), 30000, 0, 0, n * 1000
 FROM generate_series(1, {count}) AS n
 """,
     """
@@ -74,6 +82,15 @@ class Reading:
         return (self.what, f"{self.rows:,}", f"{self.milliseconds:.2f} ms", f"{self.pages:,}", ", ".join(self.scans))
 
 
+@dataclass(frozen=True)
+class Measured:
+    """All that is told."""
+
+    readings: Sequence[Reading]
+    pages: Mapping[str, float]
+    """How many milliseconds a page of the viewer takes, from the request to its last byte, by its address."""
+
+
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 1 where something is not read by index."""
     parser = argparse.ArgumentParser(prog="bench/scale.py", description="What is read where very many runs are kept.")
@@ -81,16 +98,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--write", action="store_true", help="also write the table to docs/scale.md")
     chosen = parser.parse_args(arguments)
     with postgres_backend() as backend:
-        readings = asyncio.run(measure(backend, chosen.runs))
-        text = as_text(backend, chosen.runs, readings)
+        measured = asyncio.run(measure(backend, chosen.runs))
+        text = as_text(backend, chosen.runs, measured)
     print(text)
     if chosen.write:
         PAGE.write_text(between_marks(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
-    return 0 if all(reading.is_by_index for reading in readings) else 1
+    return 0 if all(reading.is_by_index for reading in measured.readings) else 1
 
 
-async def measure(backend: PostgresBackend, count: int) -> list[Reading]:
-    """Fill a database, and ask for the plan of every statement that a crowd of runs needs."""
+async def measure(backend: PostgresBackend, count: int) -> Measured:
+    """Fill a database, ask for the plan of every statement that a crowd of runs needs, and open pages of the viewer."""
     with backend.place() as place:
         store = PostgresCheckpointStore(place["url"], timeout_seconds=60)
         await store.now()
@@ -100,8 +117,9 @@ async def measure(backend: PostgresBackend, count: int) -> list[Reading]:
         for what, name, values in await _asked(store):
             plan = await store._link.read(partial(_plan_of, sql=store._sql[name], values=values))
             readings.append(reading_of(what, plan))
+        pages = await time_pages(store)
         await store.close()
-    return readings
+    return Measured(readings, pages)
 
 
 async def _fill(url: str, statements: Sequence[str]) -> None:
@@ -126,12 +144,22 @@ async def _asked(store: PostgresCheckpointStore) -> list[Asked]:
     return [
         ("list 100 unfinished runs", "list_unfinished", (middle, None, 100)),
         ("list 100 runs", "list_runs", (middle, None, 100)),
+        *_pages_of_the_viewer(),
         ("read a run's row", "select_run", (run_ids[:1],)),
         ("read its records", "select_records", (run_ids[0], 0)),
         (f"read the records of {len(rows)} runs", "select_all_records", (list(keys.values()),)),
         (f"claim {len(rows)} runs", "append_batch", pack_many([draft.claim(bytes(16)) for draft in drafts], keys)),
         ("append to a run", "append", pack_one(first, first.guard, keys[run_ids[0]])),
         (f"heartbeat of {len(rows)} runs", "renew_all", pack_guards([(keys[each.run_id], each.guard) for each in drafts])),
+    ]
+
+
+def _pages_of_the_viewer() -> list[Asked]:
+    """What the first page of its list reads: of all runs, of those that failed, of those that run or were interrupted."""
+    wanted = {"all": STATUSES_LISTED, "failed": [int(RunStatus.FAILED)], "running": [int(RunStatus.RUNNING)]}
+    return [
+        (f"list the newest {FACE_PAGE} runs, {name}", "list_recent", (statuses, *PAST_ALL, FACE_PAGE))
+        for name, statuses in wanted.items()
     ]
 
 
@@ -168,7 +196,11 @@ def _literal(value: object) -> str:
 def reading_of(what: str, told: Plan) -> Reading:
     """What an explained plan says."""
     top = told["Plan"]
-    scans = dict.fromkeys(_scan(node) for node in _nodes(top) if "Relation Name" in node and "Scan" in node["Node Type"])
+    scans = dict.fromkeys(
+        _scan(node)
+        for node in _nodes(top)
+        if "Relation Name" in node and "Scan" in node["Node Type"] and node.get("Actual Loops", 1)  # 0: never executed
+    )
     pages = top["Shared Hit Blocks"] + top["Shared Read Blocks"]
     return Reading(what, int(top["Actual Rows"]), told["Execution Time"], pages, tuple(scans))
 
@@ -184,12 +216,12 @@ def _scan(node: Plan) -> str:
     return f"{node['Node Type']} {place.removeprefix('agent_runtime_')}"
 
 
-def as_text(backend: PostgresBackend, count: int, readings: Sequence[Reading]) -> str:
-    """The table, under what it was measured on."""
-    head = ("statement", "rows", "time", "pages", "read by")
-    return f"{count:,} runs of {RECORDS} records, 1 % of them unfinished; {backend.facts}.\n\n" + grid(
-        [head, *(reading.cells for reading in readings)]
-    )
+def as_text(backend: PostgresBackend, count: int, measured: Measured) -> str:
+    """The tables, under what they were measured on."""
+    statements = grid([("statement", "rows", "time", "pages", "read by"), *(reading.cells for reading in measured.readings)])
+    pages = grid([("page of the viewer", "time"), *((f"`{path}`", f"{ms:.0f} ms") for path, ms in measured.pages.items())])
+    told = f"{count:,} runs of {RECORDS} records, 1 % of them unfinished; {backend.facts}."
+    return f"{told}\n\n{statements}\n{pages}"
 
 
 if __name__ == "__main__":

@@ -258,10 +258,16 @@ def test_the_command_line_names_every_measure() -> None:
 
 
 async def test_what_a_crowd_of_runs_asks_for_is_read_by_index_however_many_are_kept(on_postgres: PostgresBackend) -> None:
-    readings = await scale.measure(on_postgres, 20_000)
+    measured = await scale.measure(on_postgres, 20_000)
+    readings = measured.readings
+    assert len(measured.pages) == 4, "each of them was answered"
     assert [reading.what for reading in readings if not reading.is_by_index or not reading.scans] == []
     rows = {reading.what: reading.rows for reading in readings}
     assert rows["list 100 unfinished runs"] > 50
+    newest = {name: rows[f"list the newest 51 runs, {name}"] for name in ("all", "failed", "running")}
+    assert newest == {"all": 51, "failed": 20, "running": 51}
+    [failed] = [reading for reading in readings if reading.what == "list the newest 51 runs, failed"]
+    assert failed.pages < 100, "whoever asks for runs that ended reads none of the unfinished ones"
     assert (rows["claim 64 runs"], rows["append to a run"], rows["heartbeat of 64 runs"]) == (64, 1, 64)
     assert (rows["read its records"], rows["read the records of 64 runs"]) == (4, 256)
     assert max(reading.pages for reading in readings) < 1_000, "pages that grow with the runs that are kept"

@@ -269,12 +269,13 @@ FROM {runs} WHERE run_id > $1 AND ($2::int2 IS NULL AND status < 11 OR status = 
 ORDER BY run_id LIMIT $3::int8;
 
 -- list_recent: rows of the statuses $1, the newest first, from the first before the time $2 and the id $3; of each final status
--- no more are read than are asked for
+-- no more are read than are asked for, and nothing of the unfinished runs where all of them are final
 SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
        lease_ms, wake_at, heartbeat_at,
        ((extract(epoch FROM clock_timestamp()) * 1000000)::int8 - heartbeat_at) / 1000, posted, created_at, updated_at
 FROM (
-    (SELECT * FROM {runs} WHERE status < 8 AND status = ANY ($1::int2[]) AND (updated_at, run_id) < ($2::int8, $3)
+    (SELECT * FROM {runs}
+     WHERE status < 8 AND 8 > ANY ($1::int2[]) AND status = ANY ($1::int2[]) AND (updated_at, run_id) < ($2::int8, $3)
      ORDER BY updated_at DESC, run_id DESC LIMIT $4::int8)
     UNION ALL
     SELECT e.* FROM unnest($1::int2[]) AS s (status), LATERAL (
