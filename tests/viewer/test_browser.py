@@ -25,6 +25,10 @@ STEPS = 12
 AT_MOST_SECONDS = 5.0
 """How late an event may be on a machine that others work on; measured it is a fraction of a second."""
 
+SMALLEST_TEXT = """Math.min(...[...document.querySelectorAll("svg.picture text")].map(
+    (each) => parseFloat(getComputedStyle(each).fontSize) * each.getScreenCTM().a))"""
+READABLE_PX = 8.5
+
 
 @pytest.fixture
 def viewer(shelf: Place) -> Iterator[Viewer]:
@@ -79,6 +83,7 @@ def test_light_and_dark_follow_the_system_until_somebody_chooses_and_nothing_is_
         assert light != dark
         await page.goto(f"{viewer.base}/runs/order-7")
         assert await page.evaluate(ground) == light, "it is remembered"
+        assert await page.evaluate(SMALLEST_TEXT) >= READABLE_PX, "a picture is scrolled rather than shrunk"
         for path in ("/", "/inbox", "/runs/order-7", "/runs/refund-12", "/runs/mail-5", "/runs/import-1", "/runs/nothing"):
             await page.goto(f"{viewer.base}{path}")
             assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
@@ -125,6 +130,29 @@ def test_somebody_approves_edits_denies_settles_releases_and_cancels(browser: Br
         await page.get_by_role("button", name="Cancel it for good").click()
         await expect(page.locator("#facts .pill").first).to_have_text("cancelled")
         await expect(page.locator("#facts")).to_contain_text("cancelled by ana: no use")
+
+    browser.see(look)
+
+
+def test_of_two_people_with_two_browsers_the_second_is_told_who_answered_first(browser: Browsing, viewer: Viewer) -> None:
+    async def look(ana: Page) -> None:
+        assert ana.context.browser is not None
+        async with (
+            await ana.context.browser.new_context() as of_cy,
+            await ana.context.browser.new_context(java_script_enabled=False) as of_bo,  # a page that stays as it was
+        ):
+            bo, cy = await of_bo.new_page(), await of_cy.new_page()
+            for page in (ana, bo, cy):
+                await page.goto(viewer.url)
+                await page.goto(f"{viewer.base}/runs/refund-12")
+            await bo.get_by_label("Your name").first.fill("bo")
+            await ana.get_by_label("Your name").first.fill("ana")
+            await ana.get_by_role("button", name="Approve", exact=True).click()
+            await expect(ana.locator(".left")).to_contain_text("ana answered first: approved")
+            await expect(cy.locator(".left")).to_contain_text("ana answered first: approved")
+            await expect(cy.get_by_role("button", name="Deny")).to_have_count(0)
+            await bo.get_by_role("button", name="Deny").click()
+            await expect(bo.locator("main")).to_contain_text("was answered already: approve, by ana; the first answer stands")
 
     browser.see(look)
 
