@@ -22,6 +22,7 @@ PATHS = (
     "/runs/import-1", "/runs/tickets-8", "/runs/search-2", "/runs/order-9", "/runs/order-4", "/runs/nothing", "/nowhere",
 )  # fmt: skip
 """Every sort of page: `order-4` is corrupt, `mail-5` in doubt, `import-1` in quarantine."""
+MAIN = ("/", "/inbox", "/runs/order-7")
 CHECK = """async () => {
   for (const each of document.querySelectorAll("details")) each.open = true;
   const { violations } = await axe.run(document, { resultTypes: ["violations"] });
@@ -40,9 +41,13 @@ def find_axe() -> str:
     return ended.stdout.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize(("scheme", "size"), [("light", WIDE), ("dark", NARROW)], ids=["light", "dark and narrow"])
+@pytest.mark.parametrize(
+    ("scheme", "size", "paths"),
+    [("light", WIDE, PATHS), ("dark", NARROW, PATHS), ("light", NARROW, MAIN), ("dark", WIDE, MAIN)],
+    ids=["light", "dark and narrow", "light and narrow", "dark"],
+)
 def test_no_page_has_a_serious_fault_for_those_who_cannot_see_it(
-    browser: Browsing, shelf: Place, scheme: str, size: tuple[int, int]
+    browser: Browsing, shelf: Place, scheme: str, size: tuple[int, int], paths: tuple[str, ...]
 ) -> None:
     stage.corrupt(shelf, "order-4")
     axe = Path(find_axe()).read_text(encoding="utf-8")
@@ -51,7 +56,7 @@ def test_no_page_has_a_serious_fault_for_those_who_cannot_see_it(
         await page.add_init_script(axe)
         await page.goto(served.url)
         found = {}
-        for path in PATHS:
+        for path in paths:
             await page.goto(f"{served.base}{path}")
             found[path] = await page.evaluate(CHECK)
         await page.evaluate(KEYS)
