@@ -96,9 +96,12 @@ class Viewer:
 
 
 @contextmanager
-def viewing(store: Path, *options: str) -> Iterator[Viewer]:
-    """`agent-runtime view` on a free port. What it says after its address is in `view.log` beside the store."""
-    words = [sys.executable, "-m", "agent_runtime", "view", "--port", "0", "--store", f"sqlite:///{store}", *options]
+def viewing(store: Path, *options: str, url: str = "") -> Iterator[Viewer]:
+    """`agent-runtime view` on a free port. What it says after its address is in `view.log` beside the store.
+
+    `url`: a store that is no file; the log is where its file would be.
+    """
+    words = [sys.executable, "-m", "agent_runtime", "view", "--port", "0", "--store", url or f"sqlite:///{store}", *options]
     environment = {**os.environ, "CHECKPOINT_KEY": base64.b64encode(KEY).decode()}
     with (
         open(store.with_name("view.log"), "w") as log,

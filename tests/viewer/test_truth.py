@@ -15,8 +15,10 @@ from agent_runtime import Runs, ToolError, ToolRegistry, redact_pattern
 from agent_runtime.crash import CrashPoint
 from agent_runtime.viewer import make_app
 from tests.bench import KEY, LONG_SECONDS, Place, Script, Worker, kill_when
+from tests.processes import hired
+from tests.processes.worker import Order
 from tests.viewer.browsing import Browsing
-from tests.viewer.serving import TOKEN, Viewer, serving
+from tests.viewer.serving import TOKEN, Viewer, serving, viewing
 from tests.viewer.test_browser import Stepping, _until
 from tests.viewer.test_pages import MARK, listed, operator, text
 
@@ -113,6 +115,53 @@ def test_the_page_follows_a_run_through_the_loss_of_its_worker_and_its_recovery(
 
     with serving(make_app(operator(place), token=TOKEN)) as served:
         browser.see(look)
+
+
+def test_before_during_and_after_a_crash_the_list_and_the_page_of_a_run_say_what_is_true_of_it(
+    browser: Browsing, place: Place, tmp_path: Path
+) -> None:
+    """Real processes: a worker that is killed, another that goes on, and a viewer that is none of them."""
+
+    async def look(page: Page) -> None:
+        run = await page.context.new_page()
+        await page.goto(viewer.url)
+        await run.goto(f"{viewer.base}/runs/live")
+        row, status, mark = page.locator(".pill").first, run.locator("#facts .pill").first, run.locator("#facts .mark")
+        await expect(row).to_have_text("running")
+        await expect(status).to_have_text("running")
+        await expect(run.locator("#facts")).to_contain_text(str(first.pid))
+        first.kill()
+        await expect(row).to_have_text("interrupted")
+        await expect(status).to_have_text("interrupted")
+        await expect(mark).to_have_count(0)
+        await expect(run.locator("#segments .how")).to_have_text("never said how it ended")
+        fresh = await page.context.new_page()  # as one finds it who comes only now
+        await fresh.goto(f"{viewer.base}/?status=interrupted")
+        await expect(fresh.locator("[data-row]")).to_have_text(["live"])
+        assert await told(place, as_program, "live") == {"interrupted"}
+        second.order(Order("live", verb="recover", inside="wait"))
+        assert await asyncio.to_thread(second.hear) == {"acting": "live", "pid": second.pid}
+        await expect(row).to_have_text("running")
+        await expect(status).to_have_text("running")
+        await expect(mark).to_have_text("recovered")
+        await expect(run.locator("#segments .gap")).to_contain_text("nobody, for")
+        second.go_on()
+        assert (await asyncio.to_thread(second.hear))["ended"] == "done"
+        await expect(row).to_have_text("done")
+        await expect(status).to_have_text("done")
+        await expect(mark).to_have_text("recovered")
+        await expect(fresh.locator("[data-row]")).to_have_count(0)
+        await fresh.goto(f"{viewer.base}/runs/live")
+        await expect(fresh.locator("#facts .mark")).to_have_text("recovered")
+        await expect(fresh.locator("#segments")).to_contain_text(f"process {second.pid}")
+
+    with hired.Place(tmp_path).hire(2) as (first, second):
+        first.order(Order("live", inside="wait", lease=LEASE["lease_seconds"], heartbeat=LEASE["heartbeat_seconds"]))
+        assert first.hear() == {"acting": "live", "pid": first.pid}
+        with viewing(place.path) as viewer:
+            as_program = Viewer(viewer.url)
+            as_program.log_in()
+            browser.see(look)
 
 
 async def test_a_secret_of_a_tool_or_its_error_stands_on_no_page_where_the_hook_knows_it(place: Place) -> None:

@@ -199,7 +199,7 @@ class Pages:
         told = self.rendering.tell(error)
         if self.identity is not None and isinstance(error, CheckpointNotFound | IdentityMismatch):
             told = "Nothing is stored under that id, or it is somebody else's."
-        return self._error(request, status, title, told, is_retried=status == 503 and request.method == "GET")
+        return self._error(request, status, title, told, is_away=status == 503)
 
     def no_such_page(self, request: Request, error: Exception) -> Response:
         told = (
@@ -210,9 +210,13 @@ class Pages:
     def no_such_method(self, request: Request, error: Exception) -> Response:
         return self._error(request, 405, "Not like this", "A change is made by the form of its page, never by an address.")
 
-    def _error(self, request: Request, status: int, title: str, told: str, *, is_retried: bool = False) -> Response:
+    def _error(self, request: Request, status: int, title: str, told: str, *, is_away: bool = False) -> Response:
         base = {"here": "", "by": "", "is_somebody": False, "said": ""}
-        return self.rendering.page("error.html", status=status, **base, title=title, told=told, is_retried=is_retried)
+        is_change = request.method != "GET"
+        return self.rendering.page(
+            "error.html", status=status, **base, title=title, told=told, is_retried=is_away and not is_change,
+            is_unsure=is_away and is_change,
+        )  # fmt: skip
 
     def _base(self, request: Request, here: str) -> dict[str, Any]:
         """What every page holds."""
