@@ -1,6 +1,7 @@
 """Fixtures that several folders of tests share."""
 
 import asyncio
+import gc
 import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -129,3 +130,9 @@ async def house(
     house = House(request.param, tmp_path, f"h{secrets.token_hex(6)}", one_postgres, redis_server)
     yield house
     await house.close()
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: it is not looked through for garbage again and again while ten thousand tests run."""
+    gc.collect()
+    gc.freeze()
