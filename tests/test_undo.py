@@ -86,6 +86,13 @@ async def take_back(place: Place, shop: Shop, **options: Any) -> UndoResult:
     return await runs.undo("run", **said)
 
 
+async def die_while_taking_back(place: Place, shop: Shop) -> None:
+    """The worker dies inside the first call that takes one back."""
+    shop.dies = True
+    with pytest.raises(Killed):
+        await take_back(place, shop)
+
+
 async def test_finished_calls_are_taken_back_in_reverse_under_their_keys_with_undo_behind(place: Place) -> None:
     shop = Shop()
     await failed(place, shop)
@@ -113,9 +120,7 @@ async def test_each_undo_is_journaled_and_asking_again_gives_its_result_and_does
 async def test_an_undo_whose_worker_died_goes_on_under_the_same_key(place: Place) -> None:
     shop = Shop()
     await failed(place, shop)
-    shop.dies = True
-    with pytest.raises(Killed):
-        await take_back(place, shop)
+    await die_while_taking_back(place, shop)
     result = await take_back(place, shop)
     assert (result.holds, len(shop.done())) == (True, 6)
     assert shop.remote.keys.count("run:1/undo") == 2
@@ -124,9 +129,7 @@ async def test_an_undo_whose_worker_died_goes_on_under_the_same_key(place: Place
 async def test_an_undo_without_a_repeat_rule_is_in_doubt_after_a_crash_and_needs_a_decision(place: Place) -> None:
     shop = Shop(is_keyed=False)
     await failed(place, shop)
-    shop.dies = True
-    with pytest.raises(Killed):
-        await take_back(place, shop)
+    await die_while_taking_back(place, shop)
     with pytest.raises(RecoveryNeedsDecision) as needed:
         await take_back(place, shop)
     [doubt] = needed.value.doubts
@@ -167,9 +170,7 @@ async def test_a_call_that_a_person_settled_is_taken_back_with_what_they_said(pl
 async def test_an_undo_in_doubt_is_listed_and_a_person_settles_it(place: Place) -> None:
     shop = Shop(is_keyed=False)
     await failed(place, shop)
-    shop.dies = True
-    with pytest.raises(Killed):
-        await take_back(place, shop)
+    await die_while_taking_back(place, shop)
     runs = Runs(Worker(place), checkpoint_key=KEY)
     with pytest.raises(RecoveryNeedsDecision):
         await take_back(place, shop)
@@ -257,9 +258,7 @@ async def _bring_home(place: Place, shop: Shop, run: str) -> tuple[UndoResult, i
 async def test_a_run_is_not_deleted_while_its_undo_has_not_ended_but_by_force(place: Place) -> None:
     shop = Shop()
     await failed(place, shop)
-    shop.dies = True
-    with pytest.raises(Killed):
-        await take_back(place, shop)
+    await die_while_taking_back(place, shop)
     runs = Runs(Worker(place), checkpoint_key=RING)
     with pytest.raises(CheckpointConflict, match=r"'run' is being taken back by run 'run/undo'"):
         await runs.delete("run", by="ana")
@@ -270,9 +269,7 @@ async def test_a_run_is_not_deleted_while_its_undo_has_not_ended_but_by_force(pl
 async def test_a_run_whose_undo_never_ends_is_deleted_by_force(place: Place) -> None:
     shop = Shop()
     await failed(place, shop)
-    shop.dies = True
-    with pytest.raises(Killed):
-        await take_back(place, shop)
+    await die_while_taking_back(place, shop)
     runs = Runs(Worker(place), checkpoint_key=RING)
     await runs.delete("run", by="ana", force=True)
     with pytest.raises(CheckpointConflict, match="was deleted"):

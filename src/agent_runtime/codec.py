@@ -40,8 +40,7 @@ def _writer(*, ensure_ascii: bool) -> Callable[[object], str]:
         return encoder.encode
     escape = json.encoder.encode_basestring_ascii if ensure_ascii else json.encoder.encode_basestring
     write = make(None, encoder.default, escape, None, ":", ",", False, False, False)
-    joined = "".join
-    return lambda value: joined(write(value, 0))
+    return lambda value: "".join(write(value, 0))
 
 
 _as_utf8 = _writer(ensure_ascii=False)

@@ -157,6 +157,7 @@ def encode_reply(reply: Reply, most: int = codec.MAX_BYTES) -> bytes:
     try:
         if not _are_plain(reply):
             codec.check_plain(plain)
+        # Asked before a copy is made. What else is in a reply is seldom large; the encoder refuses it then.
         if len(reply.text) + sum([codec.least_size(call["args"]) for call in calls]) > most:
             codec.check_size(plain, most)
         data = codec.encode_checked(plain, most)

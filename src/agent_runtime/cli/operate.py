@@ -146,18 +146,8 @@ def _show(report: RunReport, *, as_json: bool) -> int:
     if as_json:
         waiting, doubts = ([call.call for call in calls] for calls in (report.timeline.pending, report.timeline.doubts))
         held = {"sound": report.sound, "broken": report.broken} if report.info.status == CORRUPT else {}
-        print(
-            json_line(
-                {
-                    **_plain(report.info),
-                    **held,
-                    **asdict(report.timeline),
-                    "pending": waiting,
-                    "doubts": doubts,
-                    "left": [left._asdict() for left in report.left],
-                }
-            )
-        )
+        open_ones = {"pending": waiting, "doubts": doubts, "left": [left._asdict() for left in report.left]}
+        print(json_line({**_plain(report.info), **held, **asdict(report.timeline), **open_ones}))
     else:
         _print_report(report)
     return 0
