@@ -412,7 +412,7 @@ def test_what_a_tool_declares_is_what_it_has() -> None:
     assert tool_of(fine, pure=True).rule is RepeatRule.PURE
     plain = tool_of(fine)
     assert (plain.rule, plain.timeout_seconds) == (RepeatRule.NONE, None)
-    assert not plain.rule.may_repeat
+    assert [each.may_repeat for each in (tool, tool_of(fine, pure=True), plain)] == [True, True, False]
 
 
 def test_an_unknown_tool_is_named_with_those_there_are() -> None:

@@ -51,7 +51,6 @@ _scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_on
 
 def encode(value: object, most: int = MAX_BYTES) -> bytes:
     """Plain data as bytes; `Unrecordable` names the path of what is not plain, `TooLarge` says that it takes too many."""
-    check_plain(value)
     check_size(value, most)
     return encode_checked(value, most)
 
@@ -72,29 +71,12 @@ def encode_checked(value: object, most: int = MAX_BYTES) -> bytes:
 
 
 def check_size(value: Any, most: int) -> None:
-    """Refuse plain data whose texts alone take more than may be recorded: before a copy of them is made."""
-    if least_size(value) > most:
+    """Refuse what is not plain, and plain data whose texts alone take more than may be recorded: before a copy is made."""
+    size = least_size(value)
+    if size == NOT_PLAIN:
+        check_plain(value)
+    if size > most:
         raise TooLarge(_size_of(value), most)
-
-
-def least_size(value: Any) -> int:
-    """How many bytes plain data takes at the least: its texts, and one for each entry."""
-    kind = type(value)
-    if kind is str:
-        return len(value)
-    if kind is dict:
-        size = len(value) + sum(map(len, value))
-        value = value.values()
-    elif kind is list:
-        size = len(value)
-    else:
-        return 0
-    for part in value:
-        if type(part) is str:
-            size += len(part)
-        elif type(part) is dict or type(part) is list:
-            size += least_size(part)
-    return size
 
 
 _PIECE = 1 << 20
@@ -150,44 +132,59 @@ def decode(data: bytes) -> Any:
 
 def check_plain(value: object) -> None:
     """Refuse anything that is not plain data of exactly the plain types."""
-    if not is_plain(value):
+    if least_size(value) == NOT_PLAIN:
         _refuse(value, "$", 0)
         raise AssertionError(f"{value!r} is not plain, and nothing in it is to blame")
 
 
-def is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether a value is plain data. The path of what is not is made only for a value that fails: see `_refuse`."""
+def least_size(value: Any, depth: int = 0) -> int:
+    """How many bytes plain data takes at the least: its texts, and one for each entry. `NOT_PLAIN` for any other value.
+
+    The path of what is not plain is made only for a value that fails: see `_refuse`.
+    """
     kind = type(value)
     if kind is str:
-        return True
+        return len(value)
     if kind is dict:
-        return depth < MAX_DEPTH and _is_plain_dict(value, depth + 1)
+        return _dict_size(value, depth + 1) if depth < MAX_DEPTH else NOT_PLAIN
     if kind is list:
-        return depth < MAX_DEPTH and _is_plain_list(value, depth + 1)
+        return _list_size(value, depth + 1) if depth < MAX_DEPTH else NOT_PLAIN
     if kind is int:
-        return -_SHORT < value < _SHORT or _is_storable(value)
-    return value is None or kind is bool or (kind is float and isfinite(value))
+        return 0 if value.bit_length() <= MAX_INT_BITS else NOT_PLAIN
+    return 0 if value is None or kind is bool or (kind is float and isfinite(value)) else NOT_PLAIN
 
 
-def _is_plain_dict(value: dict[Any, Any], depth: int) -> bool:
+NOT_PLAIN = -1
+
+
+def _dict_size(value: dict[Any, Any], depth: int) -> int:
+    size = len(value)
     for key, item in value.items():
         if type(key) is not str:
-            return False
+            return NOT_PLAIN
+        size += len(key)
         kind = type(item)
-        if kind is not str and not (kind is int and -_SHORT < item < _SHORT) and not is_plain(item, depth):
-            return False
-    return True
-
-
-def _is_plain_list(value: list[Any], depth: int) -> bool:
-    return all(type(item) is str or is_plain(item, depth) for item in value)
-
-
-def _is_storable(value: int) -> bool:
-    return value.bit_length() <= MAX_INT_BITS
+        if kind is str:
+            size += len(item)
+        elif kind is not int or not -_SHORT < item < _SHORT:
+            part = least_size(item, depth)
+            if part == NOT_PLAIN:
+                return NOT_PLAIN
+            size += part
+    return size
 
 
 _SHORT = 1 << 62
+
+
+def _list_size(value: list[Any], depth: int) -> int:
+    size = len(value)
+    for item in value:
+        part = len(item) if type(item) is str else least_size(item, depth)
+        if part == NOT_PLAIN:
+            return NOT_PLAIN
+        size += part
+    return size
 
 
 def _refuse(value: Any, path: str, depth: int) -> None:
@@ -200,7 +197,7 @@ def _refuse(value: Any, path: str, depth: int) -> None:
             if kind is dict and type(key) is not str:
                 raise Unrecordable(path, f"the key {key!r} of type {type(key).__name__}")
             _refuse(item, f"{path}.{key}" if kind is dict else f"{path}[{key}]", depth + 1)
-    elif not is_plain(value, depth):
+    elif least_size(value, depth) == NOT_PLAIN:
         raise Unrecordable(path, _what_is(value))
 
 
@@ -232,16 +229,13 @@ _LONGEST_AT = len(_AT) + 20
 class Shape:
     """How values of one declared type are recorded."""
 
-    __slots__ = ("_adapter", "annotation")
+    __slots__ = ("_adapter", "annotation", "is_plain")
 
     def __init__(self, annotation: object) -> None:
         self.annotation = annotation
-        self._adapter = None if is_plain_type(annotation) else _adapter(annotation)
-
-    @property
-    def is_plain(self) -> bool:
+        self.is_plain = is_plain_type(annotation)
         """Whether its values are plain data, as `decode` gives them."""
-        return self._adapter is None
+        self._adapter = None if self.is_plain else _adapter(annotation)
 
     def encode(self, value: object, most: int = MAX_BYTES) -> bytes:
         """The value as bytes that give it back equal and of the same types; else `Unrecordable`, past `most` `TooLarge`."""

@@ -180,7 +180,7 @@ class Decider:
         if tool is not None and not is_unasked and may_repeat(tool, life, case.records, case.row, now_ms):
             return _Settled(reruns=1)
         why = _why(case, life, tool)
-        if is_unasked and tool is not None and tool.rule.may_repeat:
+        if is_unasked and tool is not None and tool.may_repeat:
             why = "it was started when its tool needed nobody's approval, and needs it now: no rule runs it again unasked"
         left, drain = _Unsettled(why), drain_of(life, case.row, case.records, now_ms)
         if tool is not None and tool.probe is not None:
@@ -396,7 +396,7 @@ def _answer(case: Case, life: CallLife, verdicts: Mapping[str, Checked], now_ms:
 
 def may_repeat(tool: Tool, life: CallLife, records: Sequence[StoredRecord], row: StoredRow, now_ms: int) -> bool:
     """Whether the tool's rule lets a call in doubt run again: not past the time for which the remote knows its key."""
-    if not tool.rule.may_repeat or life.unrecordable >= MOST_UNRECORDABLE:
+    if not tool.may_repeat or life.unrecordable >= MOST_UNRECORDABLE:
         return False
     return tool.key_seconds is None or now_ms - _first_sent(life, records, row) < tool.key_seconds * 1000
 

@@ -5,12 +5,11 @@ nothing went out makes it unsent; everything else is in doubt, whatever raised i
 first key where its repeat rule lets it, and stops the run where it does not.
 """
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeAlias, assert_never
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, NoReturn, assert_never
 
 from agent_runtime import codec
+from agent_runtime.acting import Answered, Came, Returned, Unknown, Unsent, act, named
 from agent_runtime.approvals import ApprovalRequest, Decision, denial, read_verdict, request_of
 from agent_runtime.asking import Ask, CallPaused, Gate, Passed, Stopped, check_args_size, must_ask, went_out
 from agent_runtime.clock import milliseconds
@@ -21,7 +20,6 @@ from agent_runtime.errors import (
     CheckpointStoreCorrupt,
     Doubt,
     InvalidArguments,
-    NotSent,
     RecoveryNeedsDecision,
     StoreRefused,
     UnknownTool,
@@ -29,16 +27,12 @@ from agent_runtime.errors import (
     VerdictRefused,
 )
 from agent_runtime.ids import CallId, seq_of
-from agent_runtime.journal.journal import Commits
-from agent_runtime.journal.records import RecordKind, RunStatus, new_tuple
+from agent_runtime.journal.records import RecordKind, RunStatus
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import IN_DOUBT, WAITING, CallState
-from agent_runtime.offload import Job
 from agent_runtime.run import Run
 from agent_runtime.settlements import Asked, read_asked
-from agent_runtime.side_by_side import is_being_cancelled
-from agent_runtime.tools import CALL_KEY, Tool, ToolRegistry
-from agent_runtime.transport import find_conflict, is_transport
+from agent_runtime.tools import Tool, ToolRegistry
 from agent_runtime.working import Parked, next_wake
 
 
@@ -64,33 +58,7 @@ class CallInDoubt(Exception):
         self.pause_seconds = pause_seconds
 
 
-class Returned(NamedTuple):
-    """The tool returned."""
-
-    value: object
-
-
-class Answered(NamedTuple):
-    """The tool answered with an error."""
-
-    error: BaseException
-
-
-class Unsent(NamedTuple):
-    """Nothing went out."""
-
-    error: NotSent
-
-
-class Unknown(NamedTuple):
-    """Nobody knows whether it happened. `on_thread`: the attempt is still on a thread that cannot be stopped."""
-
-    why: str
-    error: BaseException
-    on_thread: bool = False
-
-
-Came: TypeAlias = Returned | Answered | Unsent | Unknown
+_STARTED, _ENDED = RecordKind.STARTED, RecordKind.DONE
 
 
 class Siblings:
@@ -125,14 +93,17 @@ class Executor:
         self.registry = registry
         self.approvals = approvals
 
-    async def call(self, run: Run, call: CallId, name: str, args: Mapping[str, object], siblings: Siblings) -> Ending:
-        """The ending of a call: the recorded one, or that of an act made now.
+    def call(
+        self, run: Run, call: CallId, name: str, args: Mapping[str, object], siblings: Siblings
+    ) -> Coroutine[object, object, Ending]:
+        """The ending of a call, to be awaited at once: the recorded one, or that of an act made now.
 
-        `CallInDoubt` where nobody knows it, `CallPaused` where a person must agree first.
+        `CallInDoubt` where nobody knows it, `CallPaused` where a person must agree first. A plain function, so that no frame
+        of it waits beside the act.
         """
         life = run.life(call)
         if life is not None and life.state is CallState.DONE:
-            return read_ending(life.ended, self.registry.find(name), is_settled=life.is_settled)
+            return _known(read_ending(life.ended, self.registry.find(name), is_settled=life.is_settled))
         recorded_args = codec.encode_checked(dict(args))
         try:
             tool = self.registry.get(name)
@@ -140,18 +111,24 @@ class Executor:
                 check_args_size(len(recorded_args), run.most_bytes)
             arguments = tool.check(recorded_args) if life is None or not life.pending else {}
         except (UnknownTool, InvalidArguments) as error:
-            return await _refuse(run, call, life, name, error, siblings)
-        if life is not None and life.state in IN_DOUBT and not tool.rule.may_repeat:
+            return _refuse(run, call, life, name, error, siblings)
+        if life is not None and life.state in IN_DOUBT and not tool.may_repeat:
             raise CallInDoubt(_doubt(run, life, name, "it was started and has no ending, and nobody has decided about it"))
-        if not tool.rule.may_repeat and run.may_lose_writes:
+        if not tool.may_repeat and run.may_lose_writes:
             _refuse_store(run, tool)
-        passed: Passed | None = None
         if (life is not None or tool.approval is not None) and must_ask(tool, life, recorded_args):
-            came = await self._ask(run, call, tool, recorded_args, life)
-            if isinstance(came, Stopped):
-                return await _answer(run, call, tool.name, came.error, siblings)
-            passed, recorded_args, arguments = came, came.recorded, came.arguments
-        return await self._act(run, call, tool, arguments, _Attempts(run, call, tool, recorded_args, life, siblings, passed))
+            return self._ask_first(run, call, tool, recorded_args, life, siblings)
+        return self._act(run, call, tool, arguments, _Attempts(run, call, tool, recorded_args, life, siblings, None))
+
+    async def _ask_first(
+        self, run: Run, call: CallId, tool: Tool, recorded_args: bytes, life: CallLife | None, siblings: Siblings
+    ) -> Ending:
+        """The ending of a call that needs a verdict."""
+        came = await self._ask(run, call, tool, recorded_args, life)
+        if isinstance(came, Stopped):
+            return await _answer(run, call, tool.name, came.error, siblings)
+        attempts = _Attempts(run, call, tool, came.recorded, life, siblings, came)
+        return await self._act(run, call, tool, came.arguments, attempts)
 
     async def _ask(self, run: Run, call: CallId, tool: Tool, recorded_args: bytes, life: CallLife | None) -> Passed | Stopped:
         """Whether a call that needs a verdict may go out."""
@@ -196,6 +173,10 @@ class Executor:
             arguments = tool.check(attempts.recorded_args)  # fresh ones: the attempt before may have changed its own
 
 
+async def _known(ending: Ending) -> Ending:
+    return ending
+
+
 async def _refuse(
     run: Run, call: CallId, life: CallLife | None, name: str, error: UnknownTool | InvalidArguments, siblings: Siblings
 ) -> Ending:
@@ -210,7 +191,7 @@ async def _refuse(
     if life is not None and life.state is not CallState.NEW:
         raise CallInDoubt(_doubt(run, life, name, f"its tool no longer takes it: {error}"), error) from error
     body = error_body(error, run.backing.redact)
-    told = {"call": call, "tool": name, "attempt": 0, "error": _named(error)}
+    told = {"call": call, "tool": name, "attempt": 0, "error": named(error)}
     if note_ending(run, call, 0, body, siblings, told):
         await run.barrier()
     return read_ending(body, None)
@@ -234,11 +215,11 @@ def note_ending(
     run: Run, call: CallId, attempt: int, body: bytes, siblings: Siblings, told: Mapping[str, object] | None
 ) -> bool:
     """Note a call's ending; whether it is to be written by itself: while a sibling is still on its way."""
-    run.note(RecordKind.DONE, call, attempt, codec.timed(body, run.now_ms()))
+    run.note(_ENDED, call, attempt, codec.timed(body, run.now_ms()))
     if told is not None and run.has_sinks:
         run.announce_when_committed("call.done", told)
     siblings.running -= 1
-    return siblings.running > 0 or run.journal.mode is Commits.EACH
+    return siblings.running > 0 or run.journal.is_each
 
 
 class _Attempts:
@@ -299,7 +280,7 @@ class _Attempts:
         if self.is_started:
             self.is_started = False
         else:
-            self.run.note(RecordKind.STARTED, self.call, self.attempt, b"%b%d%b}" % (self.asked, self.started_ms, self.ends))
+            self.run.note(_STARTED, self.call, self.attempt, b"%b%d%b}" % (self.asked, self.started_ms, self.ends))
 
     def announce_started(self) -> None:
         """The act is about to be made: told in the task that makes it."""
@@ -343,7 +324,7 @@ class _Attempts:
                 may_rerun = self._may_repeat(later=self._next_pause())
                 if not may_rerun or on_thread or self.tries_left <= 0:
                     can_probe = self.tool.probe is not None and not on_thread
-                    doubt = self._doubt(why if may_rerun or not self.tool.rule.may_repeat else f"{why}; {FORGOTTEN}")
+                    doubt = self._doubt(why if may_rerun or not self.tool.may_repeat else f"{why}; {FORGOTTEN}")
                     pause = self._next_pause()
                     raise CallInDoubt(doubt, error, may_rerun=may_rerun, can_probe=can_probe, pause_seconds=pause)
                 return None
@@ -366,18 +347,18 @@ class _Attempts:
         """Whether the tool's rule lets the call run again: not past the time for which the remote knows its key."""
         seconds, first_ms = self.tool.key_seconds, self.first_ms
         is_known = seconds is None or first_ms is None or self.run.now_ms() - first_ms < (seconds - later) * 1000
-        return self.tool.rule.may_repeat and is_known
+        return self.tool.may_repeat and is_known
 
     def check_key(self) -> None:
         """Before another attempt, however long the pause took: one that was sent before needs a key that is still known."""
-        if self.is_unsure and self.tool.rule.may_repeat and not self._may_repeat():
+        if self.is_unsure and self.tool.may_repeat and not self._may_repeat():
             raise CallInDoubt(self._doubt(FORGOTTEN))
 
     def note_ending(self, body: bytes, outcome: Came) -> bool:
         """The call has ended; whether its record is to be written by itself."""
         told: dict[str, object] | None = None
         if self.run.has_sinks:
-            came = {"result": outcome.value} if isinstance(outcome, Returned) else {"error": _named(outcome.error)}
+            came = {"result": outcome.value} if isinstance(outcome, Returned) else {"error": named(outcome.error)}
             told = {**self.data(), "duration": self.seconds, **came}
         return note_ending(self.run, self.call, self.attempt, body, self.siblings, told)
 
@@ -434,61 +415,6 @@ async def pause(run: Run, requests: Sequence[ApprovalRequest]) -> NoReturn:
         waiting = [request.id for request in requests]
         run.announce("run.paused", {"kind": run.journal.kind, "step": run.journal.step, "pending": waiting})
     raise Parked
-
-
-async def act(run: Run, tool: Tool, arguments: dict[str, Any], key: str) -> Came:
-    """Call the tool under its idempotency key, and say what is known afterwards."""
-    job: Job[Any] | None = None
-    deadline = None if tool.timeout_seconds is None else asyncio.timeout(tool.timeout_seconds)
-    token = CALL_KEY.set(key)
-    try:
-        if tool.is_async:
-            answer = tool.function(**arguments)
-        else:
-            job = run.backing.offload.start(partial(tool.function, **arguments))
-            run.keep_alive_for(job)
-            answer = job.outcome
-        if deadline is None:
-            return new_tuple(Returned, (await answer,))
-        async with deadline:
-            return Returned(await answer)
-    except (Exception, asyncio.CancelledError) as error:
-        return _after(tool, error, job, is_late=deadline is not None and deadline.expired())
-    finally:
-        CALL_KEY.reset(token)
-
-
-def _after(tool: Tool, error: BaseException, job: Job[Any] | None, *, is_late: bool) -> Came:
-    """What is known of a call that raised. Only what the tool declares is an answer; the rest is as its rule says."""
-    if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
-        raise error  # it is this worker that is being stopped: the call stays as its intent says, in doubt
-    if (conflict := find_conflict(error)) is not None:
-        raise conflict  # an alarm, whatever the tool calls an answer
-    if is_late:
-        return _timed_out(tool, error, job)  # our own deadline raised, whatever the tool calls an answer
-    if isinstance(error, NotSent):
-        return Unsent(error)
-    if isinstance(error, tool.answers):
-        return Answered(error)
-    if not tool.rule.may_repeat or is_transport(error):
-        return Unknown(_why_unknown(error), error)
-    return Answered(error)
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _timed_out(tool: Tool, error: BaseException, job: Job[Any] | None) -> Unknown:
-    on_thread = job is not None and job.running
-    still = "its thread still runs" if on_thread else "the remote may have acted, or may yet"
-    return Unknown(f"it took longer than {tool.timeout_seconds} s; {still}", error, on_thread)
-
-
-def _why_unknown(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return f"it did not answer in time; the remote may have acted, or may yet: {error}"
-    return f"it raised {type(error).__name__}, after which nobody knows whether it happened: {error}"
 
 
 def _doubt(run: Run, life: CallLife, name: str, why: str) -> Doubt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import NewType
 
 from agent_runtime.errors import InvalidRunId, InvalidSetting
@@ -38,6 +39,7 @@ def check_label(option: str, value: object) -> str:
     return value
 
 
+@lru_cache(maxsize=1024)
 def reply_call(seq: int) -> CallId:
     """The place of the model call that makes decision `seq` of a loop."""
     return CallId(f"{seq}/model")
@@ -48,6 +50,7 @@ def is_reply(call: str) -> bool:
     return call.endswith("/model")
 
 
+@lru_cache(maxsize=1024)
 def tool_call(seq: int, index: int, of: int) -> CallId:
     """The place of the tool call `index` out of `of` in decision `seq` of a loop."""
     return CallId(f"{seq}" if of == 1 else f"{seq}.{index}")

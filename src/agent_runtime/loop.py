@@ -6,7 +6,8 @@ place; what is there is replayed, what is not is made. Its history is computed f
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 from agent_runtime import codec
@@ -25,7 +26,6 @@ from agent_runtime.executor import (
     stop_in_doubt,
 )
 from agent_runtime.ids import RunId, is_reply, reply_call, tool_call
-from agent_runtime.journal.journal import Commits
 from agent_runtime.journal.records import RecordKind, RunStatus, new_tuple
 from agent_runtime.journal.replay import CallLife
 from agent_runtime.journal.states import CallState
@@ -55,6 +55,7 @@ MAX_STEPS = 100
 PARALLEL = 16
 MODEL_TRIES = 3
 MODEL_PAUSE_SECONDS = 0.2
+_ASKED, _ANSWERED = RecordKind.STARTED, RecordKind.DONE
 _DONE = codec.encode({"status": "done"})
 
 
@@ -78,6 +79,9 @@ class LoopResult(NamedTuple):
         return f"LoopResult({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
+NO_USAGE: Mapping[str, int] = MappingProxyType({})
+
+
 class LoopOptions(NamedTuple):
     """How a loop is worked; the same for a first run and for every recovery."""
 
@@ -97,7 +101,7 @@ class Loop:
         self.executor = executor
         self.options = options
         self.history = history
-        self.usage: dict[str, int] = {}
+        self.usage: Mapping[str, int] = NO_USAGE
         run.input = None  # the history has it
         self._began = self._seconds = 0.0
         run.model_requests = count_requests(run.lives)
@@ -116,13 +120,19 @@ class Loop:
                     await self._give_up(seq)
                 reply = await self._buy(seq, call, 0 if life is None else life.attempts)
             if reply.usage:
-                add_usage(self.usage, reply)
+                self.usage = add_usage(self.usage, reply)
             self.history.append(reply_message(reply))
             if not reply.tool_calls:
                 return await self._finish(seq, reply)
-            endings = await self._call_all(seq, reply.tool_calls)
+            calls = reply.tool_calls
+            try:
+                endings = [await self._call_alone(seq, calls[0])] if len(calls) == 1 else await self._call_all(seq, calls)
+            except CallInDoubt as doubt:
+                await stop_in_doubt(self.run, [doubt])
+            except CallPaused as paused:
+                await pause(self.run, [paused.request])
             seq += 1
-            self._answer(seq, reply.tool_calls, endings)
+            self._answer(seq, calls, endings)
 
     # Deciding.
 
@@ -141,7 +151,7 @@ class Loop:
             attempt += 1
             if run.is_armed:
                 await run.reach(CrashPoint.BEFORE_DECIDE, seq)
-            run.note(RecordKind.STARTED, call, attempt, asked)
+            run.note(_ASKED, call, attempt, asked)
             run.model_requests += 1
             await run.ready_to_act(is_alone=True)
             token = CALL_KEY.set(run.key(call))
@@ -167,7 +177,7 @@ class Loop:
             if run.is_armed:
                 await run.reach(CrashPoint.AFTER_DECIDE_BEFORE_JOURNAL, seq)
             reply = self._pin(seq, call, attempt, body)
-            if run.journal.mode is Commits.EACH:
+            if run.journal.is_each:
                 await run.barrier()
             if run.is_armed:
                 await run.reach(CrashPoint.AFTER_DECIDE, seq)
@@ -178,7 +188,7 @@ class Loop:
         """Note the reply. What is acted upon is read back from the recorded bytes."""
         run = self.run
         reply = decode_reply(body)
-        run.note(RecordKind.DONE, call, attempt, body)
+        run.note(_ANSWERED, call, attempt, body)
         if reply.tool_calls:
             self._move(stage="reply")
         if run.has_sinks:
@@ -187,16 +197,12 @@ class Loop:
 
     # Acting.
 
+    def _call_alone(self, seq: int, asked: ToolCall) -> Coroutine[object, object, Ending]:
+        """The ending of the one call of a reply."""
+        return self.executor.call(self.run, tool_call(seq, 0, 1), asked.name, asked.args, Siblings(1))
+
     async def _call_all(self, seq: int, calls: Sequence[ToolCall]) -> list[Ending]:
         """The endings of a reply's calls, in its order. All end, or are in doubt, before anything is raised."""
-        if len(calls) == 1:
-            [asked] = calls
-            try:
-                return [await self.executor.call(self.run, tool_call(seq, 0, 1), asked.name, asked.args, Siblings(1))]
-            except CallInDoubt as doubt:
-                await stop_in_doubt(self.run, [doubt])
-            except CallPaused as paused:
-                await pause(self.run, [paused.request])
         results = await self._call_side_by_side(seq, calls)
         endings = [result for result in results if isinstance(result, Ending)]
         if len(endings) < len(calls):
@@ -268,7 +274,7 @@ class Loop:
 
     def _result(self, status: str, steps: int, output: str) -> LoopResult:
         history = Transcript(self.history)
-        return LoopResult(status, output, history, self.usage, self.run.run_id, steps, self.run.model_requests)
+        return LoopResult(status, output, history, dict(self.usage), self.run.run_id, steps, self.run.model_requests)
 
     # Telling.
 
@@ -310,13 +316,13 @@ def stored_result(found: Found) -> LoopResult:
     """What a run that has ended, or waits, came to, computed from its records."""
     run_id, lives = found.stored.row.run_id, found.history.lives
     history = decode_messages(found.opened["input"]["messages"])
-    usage: dict[str, int] = {}
+    usage = NO_USAGE
     seq, output = 0, ""
     while (life := lives.get(reply_call(seq))) is not None and life.state is CallState.DONE:
         reply = decode_reply(life.ended)
         output = reply.text
         history.append(reply_message(reply))
-        add_usage(usage, reply)
+        usage = add_usage(usage, reply)
         for index, call in enumerate(reply.tool_calls):
             ended = lives.get(tool_call(seq, index, len(reply.tool_calls)))
             if ended is not None and ended.state is CallState.DONE:
@@ -329,7 +335,7 @@ def stored_result(found: Found) -> LoopResult:
         raise StepLimitReached(codec.decode(found.history.ended.body)["message"])
     requests = count_requests(lives)
     status = found.status.name.lower()
-    return LoopResult(status, output, Transcript(history), usage, run_id, seq, requests, found.pending)
+    return LoopResult(status, output, Transcript(history), dict(usage), run_id, seq, requests, found.pending)
 
 
 def count_requests(lives: Mapping[str, CallLife]) -> int:
@@ -337,7 +343,9 @@ def count_requests(lives: Mapping[str, CallLife]) -> int:
     return sum(life.attempts for life in lives.values() if is_reply(life.call))
 
 
-def add_usage(total: dict[str, int], reply: Reply) -> None:
-    """Add what a reply used to a total, unit by unit."""
+def add_usage(total: Mapping[str, int], reply: Reply) -> Mapping[str, int]:
+    """The total with what a reply used, unit by unit."""
+    used = dict(total)
     for unit, amount in reply.usage.items():
-        total[unit] = total.get(unit, 0) + amount
+        used[unit] = used.get(unit, 0) + amount
+    return used

@@ -155,10 +155,7 @@ def encode_reply(reply: Reply, most: int = codec.MAX_BYTES) -> bytes:
     if reply.usage:
         plain["usage"] = _plain_usage(reply.usage)
     try:
-        if not _are_plain(reply):
-            codec.check_plain(plain)
-        # Asked before a copy is made. What else is in a reply is seldom large; the encoder refuses it then.
-        if len(reply.text) + sum([codec.least_size(call["args"]) for call in calls]) > most:
+        if not _surely_fits(plain, calls, most):
             codec.check_size(plain, most)
         data = codec.encode_checked(plain, most)
     except TooLarge as error:
@@ -171,12 +168,18 @@ def encode_reply(reply: Reply, most: int = codec.MAX_BYTES) -> bytes:
     return data if b"\\ud" not in data else codec.encode(readable(plain), most)
 
 
-def _are_plain(reply: Reply) -> bool:
-    """Whether those parts of a reply are plain that are of no known type."""
-    for call in reply.tool_calls:
-        if not codec.is_plain(call.args):
+def _surely_fits(plain: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], most: int) -> bool:
+    """Whether those parts of a reply are plain that are of no known type, and it can be written to see how large it is.
+
+    Asked before a copy is made. What else is in a reply is seldom large; the encoder refuses it then.
+    """
+    size = len(plain["text"])
+    for call in calls:
+        part = codec.least_size(call["args"])
+        if part == codec.NOT_PLAIN:
             return False
-    return not reply.usage or codec.is_plain(reply.usage)
+        size += part
+    return size <= most and ("usage" not in plain or codec.least_size(plain["usage"]) != codec.NOT_PLAIN)
 
 
 def _checked_calls(calls: object) -> Sequence[object]:

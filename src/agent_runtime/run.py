@@ -158,7 +158,6 @@ class Run:
         "_jobs",
         "_key_prefix",
         "_most_bytes",
-        "_now",
         "_pending_events",
         "_reading",
         "_task",
@@ -172,7 +171,6 @@ class Run:
         "lives",
         "model_requests",
         "note",
-        "now_ms",
     )
 
     def __init__(
@@ -196,14 +194,11 @@ class Run:
         self._most_bytes: int | None = None
         self.model_requests = 0
         self._key_prefix = prefix_of(journal.run_id, opened)
-        self._pending_events: list[tuple[int, str, Mapping[str, object]]] = []
+        self._pending_events: tuple[tuple[int, str, Mapping[str, object]], ...] = ()
         self._jobs: Sequence[Job[Any]] = ()
         self._task: asyncio.Task[Any] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._cancel: Cancel | None = None
-        self._now = backing.clock.monotonic
-        self.now_ms = backing.clock.now_ms
-        """This worker's wall clock, in milliseconds UTC: for display, never for safety."""
         self._heartbeat = heartbeat(backing.store, backing.clock, backing.offload)
         LIVE_OWNERS.add(journal.owner)
         self._heartbeat.watch(journal, backing.heartbeat_seconds, stuck_after=backing.stuck_after)
@@ -227,6 +222,10 @@ class Run:
         """Whether the store, as it was found when it was opened, may forget what it acknowledged; and nobody accepts that."""
         return not self.backing.accept_lost_writes and bool(getattr(self.backing.store, "may_lose_writes", False))
 
+    def now_ms(self) -> int:
+        """This worker's wall clock, in milliseconds UTC: for display, never for safety."""
+        return self.backing.clock.now_ms()
+
     def key(self, call: str) -> str:
         """The idempotency key of a call."""
         return build_key(self._key_prefix, call)
@@ -243,7 +242,7 @@ class Run:
 
     async def barrier_if_each(self) -> None:
         """A barrier where every record is committed by itself, else nothing."""
-        if self.journal.mode is Commits.EACH:
+        if self.journal.is_each:
             await self.barrier()
 
     async def ready_to_act(self, *, is_alone: bool) -> None:
@@ -253,7 +252,7 @@ class Run:
             await waiter
         if self._pending_events:
             self._announce_pending()
-        if self._now() >= self.journal.trusted_until:
+        if self.backing.clock.monotonic() >= self.journal.trusted_until:
             await self._ask_whether_still_owner()
 
     async def reach(self, point: CrashPoint, seq: int) -> None:
@@ -273,7 +272,7 @@ class Run:
 
     def announce_when_committed(self, name: str, data: Mapping[str, object]) -> None:
         """Tell the sinks once everything noted so far is committed."""
-        self._pending_events.append((self.journal.number, name, data))
+        self._pending_events += ((self.journal.number, name, data),)
 
     def keep_alive_for(self, job: Job[Any]) -> None:
         """A call of this run is on a thread: until it leaves, this process counts as the run's living owner."""
@@ -422,7 +421,7 @@ class Run:
         guard = self.journal.guard
         committed = 0 if guard is None else guard.number
         ready = [event for event in self._pending_events if event[0] <= committed]
-        self._pending_events = [event for event in self._pending_events if event[0] > committed]
+        self._pending_events = tuple(event for event in self._pending_events if event[0] > committed)
         for _, name, data in ready:
             self.announce(name, data)
 

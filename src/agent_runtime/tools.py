@@ -35,10 +35,6 @@ class RepeatRule(Enum):
     NONE = "none"
     """Nobody but a person can say."""
 
-    @property
-    def may_repeat(self) -> bool:
-        return self in (RepeatRule.IDEMPOTENT, RepeatRule.PURE)
-
 
 NeedsApproval: TypeAlias = Callable[[dict[str, Any]], bool]
 """From a call's checked arguments to whether a person must agree."""
@@ -81,6 +77,8 @@ class Tool:
     """How long the remote remembers a key; past it the rule `idempotent` no longer counts."""
     undo: Undo | None = None
     name: str = field(init=False)
+    may_repeat: bool = field(init=False)
+    """Whether its rule lets a call in doubt run again."""
     recorded_name: bytes = field(init=False)
     """The name as records hold it."""
     recorded_settling: bytes = field(init=False)
@@ -88,6 +86,7 @@ class Tool:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.spec.name)
+        object.__setattr__(self, "may_repeat", self.rule in (RepeatRule.IDEMPOTENT, RepeatRule.PURE))
         object.__setattr__(self, "recorded_name", codec.encode(self.spec.name))
         settling = b',"settles":%d' % (self.settles_seconds * 1000) if self.settles_seconds else b""
         object.__setattr__(self, "recorded_settling", settling)
@@ -324,7 +323,7 @@ def _key_seconds(rule: RepeatRule, value: float | None) -> float | None:
 
 def _as_plain(arguments: dict[str, Any]) -> bytes:
     """Checked arguments as plain data; `InvalidArguments` where some have no such form."""
-    if codec.is_plain(arguments):
+    if codec.least_size(arguments) != codec.NOT_PLAIN:
         return codec.encode(arguments)
     from pydantic_core import PydanticSerializationError
 

@@ -31,7 +31,7 @@ from agent_runtime.settlements import Drain, Outcome, Said
 from agent_runtime.testing.crash_sweep import Rule
 from agent_runtime.testing.crash_sweep.__main__ import main
 from agent_runtime.timeline import Call
-from agent_runtime.tools import RepeatRule
+from agent_runtime.tools import Tool
 
 _LEFT: list[object] = []
 """Work that a plant no longer waits for: kept, so that it is done at all."""
@@ -127,7 +127,7 @@ def recorded_result_is_changed() -> None:
 
 
 def every_tool_may_repeat() -> None:
-    _replace(RepeatRule, "may_repeat", lambda original: property(lambda self: True))
+    _replace(Tool, "may_repeat", lambda original: property(lambda self: True, lambda self, found: None))
 
 
 def doubts_are_ignored() -> None:

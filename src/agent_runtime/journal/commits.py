@@ -40,6 +40,7 @@ DEFINITE_TRIES = 4
 """How often a run that was never written is tried to be opened."""
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
+_UNKNOWN = AnswerKind.UNKNOWN
 
 
 Watcher: TypeAlias = Callable[[float, int], None]
@@ -141,7 +142,7 @@ class GroupCommit:
         if answer is None:
             self._spawn(self._send([member], [append]))
             return False
-        if answer.kind is AnswerKind.UNKNOWN:
+        if answer.kind is _UNKNOWN:
             self._spawn(self._settle(member, append, sent_at))
             return False
         if self.watchers:
@@ -367,7 +368,7 @@ def _hand_out(members: Sequence[Member], answers: Sequence[Answer], sent_at: flo
     """Give each member its definite answer; whether all were definite."""
     all_definite = True
     for member, answer in zip(members, answers, strict=True):
-        if answer.kind is AnswerKind.UNKNOWN:
+        if answer.kind is _UNKNOWN:
             all_definite = False
         else:
             member.landed(answer, sent_at)

@@ -47,6 +47,9 @@ class Commits(Enum):
 PROGRESS = frozenset({int(RecordKind.DONE), int(RecordKind.SETTLED), int(RecordKind.VERDICT)})
 """After one of these the count of claims without progress begins anew."""
 
+_OK = AnswerKind.OK
+"""Kept, as whatever each step needs of an enum is: its class takes longer to find a member than to do anything with it."""
+
 TRUSTED_SHARE = 2 / 3
 """A worker trusts itself for this share of its lease after the last sign that reached the store."""
 
@@ -100,9 +103,9 @@ class Journal:
         "attempts",
         "epoch",
         "head",
+        "is_each",
         "kind",
         "lease_ms",
-        "mode",
         "name",
         "number",
         "on_posted",
@@ -144,7 +147,7 @@ class Journal:
         self._enrolled = False
         self._released = False
         self._taken_step = row.step - 1
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiters: tuple[tuple[int, asyncio.Future[None]], ...] = ()
         self._failure: BaseException | None = None
         self._lost: Sequence[Noted] = ()
         self.opened_seal = NO_SEAL
@@ -159,7 +162,8 @@ class Journal:
         self.on_posted: Callable[[], None] | None = None
         """Called on the loop once the store has told of a message that was not there before."""
         self.owner, self.lease_ms = row.owner, row.lease_ms
-        self.mode = mode
+        self.is_each = mode is Commits.EACH
+        """Whether every note is to have a barrier of its own."""
         self.trust_seconds = row.lease_ms / 1000 * TRUSTED_SHARE
         """How long after a sign of life the worker believes that the run is still its own."""
         self.written_at = clock.monotonic()
@@ -238,8 +242,10 @@ class Journal:
                 raise self._failure
             return None
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((self.number, waiter))
-        self._enroll()
+        self._waiters += ((self.number, waiter),)
+        if is_idle and self._flying is None:  # an append that was to go at once may be on its way all the same
+            self._enrolled = True
+            self._commits.enroll(self)
         return waiter
 
     @property
@@ -257,7 +263,7 @@ class Journal:
             self._failure = error
             flying = () if self._flying is None else map(self._sealer.show_record, self._flying.records)
             self._lost = [*((each.kind, each.call, each.attempt, each.body) for each in flying), *self._buffer]
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, ()
         for _, waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(self._failure)
@@ -307,7 +313,7 @@ class Journal:
         append = self._flying
         assert append is not None
         kind, posted = answer
-        if kind is not AnswerKind.OK:
+        if kind is not _OK:
             self._refused(append.row, kind)
             self._flying = None
             return
@@ -323,14 +329,15 @@ class Journal:
         trusted_until = sent_at + self.trust_seconds
         if trusted_until > self.trusted_until:
             self.trusted_until = trusted_until
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, ()
         for noted, waiter in waiters:
             if noted > number:
-                self._waiters.append((noted, waiter))
+                self._waiters += ((noted, waiter),)
             elif not waiter.done():
                 waiter.set_result(None)
         if self._waiters:
-            self._enroll()
+            self._enrolled = True
+            self._commits.enroll(self)
 
     def _refused(self, row: StoredRow, kind: AnswerKind) -> None:
         match kind:
@@ -355,11 +362,6 @@ class Journal:
 
     def may_settle(self, now: float) -> bool:
         return now < self.trusted_until
-
-    def _enroll(self) -> None:
-        if not self._enrolled and self._flying is None and self._buffer:
-            self._enrolled = True
-            self._commits.enroll(self)
 
     def _why_stopped(self) -> BaseException:
         if self._failure is not None:
