@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +19,7 @@ from bench.install import core_install
 from bench.job import Figures
 from bench.peers import ask_floor, floor_job
 from bench.table import Goal, Row, Unit, at_least, at_most, ours_at_most, ours_is
-from bench.turns import TOP, Bench, Measure
+from bench.turns import SLOWER_FLUSH_MS, TOP, Bench, Measure, ask_on_slow_disk
 
 
 def crowd(bench: Bench) -> list[Row]:
@@ -70,6 +71,15 @@ def long(bench: Bench) -> list[Row]:
         for form, found, its_goal in zip(("4c", "2c"), peers, (goal, None), strict=False)
     ]
     return rows
+
+
+def disk(bench: Bench) -> list[Row]:
+    """One long run on a disk that takes its time: there it is the number of commits that counts."""
+    steps = bench.sizes.slow_steps
+    what = f"one run of {steps:,} steps, each flush {SLOWER_FLUSH_MS} ms longer"
+    slow = replace(bench, ask=ask_on_slow_disk)
+    ours, (floor,) = slow.in_turns(what, slow.job("ours.long", steps=steps), slow.job("floor.long", steps=steps))
+    return [_speed_row(what, steps, ours, floor, None)]
 
 
 def kept(bench: Bench) -> list[Row]:
@@ -303,6 +313,7 @@ def size(bench: Bench) -> list[Row]:
 MEASURES: dict[str, Callable[[Bench], list[Row]]] = {
     "crowd": crowd,
     "long": long,
+    "disk": disk,
     "start": start,
     "kept": kept,
     "recovery": recovery,
@@ -315,8 +326,8 @@ MEASURES: dict[str, Callable[[Bench], list[Row]]] = {
 }
 NODES = 3
 """Of a flow that is measured."""
-WITHOUT_SERVER = frozenset({"start", "size"})
-"""Measured once, on SQLite: what they are about is not the store."""
+WITHOUT_SERVER = frozenset({"start", "size", "disk"})
+"""Measured once, on SQLite: what they are about is not the store, or it is the flushes of this process."""
 WITH_SERVER_ALONE = frozenset({"sqlalchemy"})
 DRIVERS = ("asyncpg", "psycopg")
 """Of Postgres, through SQLAlchemy; the first is that of the native store."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,11 @@ from typing import Any, TypeAlias
 
 from bench.backends import Backend
 from bench.job import Figures
+from tests.strace import strace
 
 TOP = Path(__file__).resolve().parent.parent
 LONGEST_SECONDS = 300
+SLOWER_FLUSH_MS = 1
 
 Measure: TypeAlias = Callable[[], Figures]
 Ask: TypeAlias = "Callable[[str, dict[str, Any]], Figures]"
@@ -30,6 +33,7 @@ class Sizes:
     steps: int = 5
     crowds: Sequence[int] = (64, 256)
     long_steps: int = 1000
+    slow_steps: int = 250
     kept_steps: tuple[int, int] = (100, 1000)
     counted_steps: tuple[int, int] = (20, 120)
     killed: int = 200
@@ -48,6 +52,7 @@ class Sizes:
 QUICK = Sizes(
     runs=200,
     long_steps=200,
+    slow_steps=100,
     kept_steps=(50, 250),
     killed=50,
     idle_runs=1000,
@@ -64,10 +69,18 @@ def ask_process(name: str, options: dict[str, Any]) -> Figures:
     return run_script(["-m", "bench.job", name, json.dumps(options)])
 
 
-def run_script(arguments: Sequence[str]) -> Figures:
-    """What a Python process prints as JSON. `CalledProcessError` where it fails."""
+def ask_on_slow_disk(name: str, options: dict[str, Any]) -> Figures:
+    """The same in a process whose every flush takes `SLOWER_FLUSH_MS` longer: it is held back on its way out of the kernel."""
+    flushes = "fdatasync,fsync"
+    delayed = ["-e", f"trace={flushes}", "-e", f"inject={flushes}:delay_exit={SLOWER_FLUSH_MS * 1000}", "-e", "signal=none"]
+    tracer = [strace(), "-f", "--seccomp-bpf", "-qq", "-o", os.devnull, *delayed]
+    return run_script(["-m", "bench.job", name, json.dumps(options)], under=tracer)
+
+
+def run_script(arguments: Sequence[str], *, under: Sequence[str] = ()) -> Figures:
+    """What a Python process prints as JSON, run by itself or by the program `under`. `CalledProcessError` where it fails."""
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=TOP, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False,
+        [*under, sys.executable, *arguments], cwd=TOP, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False,
     )  # fmt: skip
     if done.returncode:
         if done.returncode > 0:

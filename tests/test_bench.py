@@ -24,14 +24,15 @@ from bench.turns import TOP, Bench, Sizes, ask_process
 from bench.workload import late_to_early, payload_of
 
 TINY = Sizes(
-    runs=4, steps=3, crowds=(2,), long_steps=10, kept_steps=(1, 5), counted_steps=(1, 3), killed=3, recover_in_flight=2,
-    records=20, loads=1, idle_runs=20, starts=1, beating_runs=30, beats=2, answers=1, waited=5, idle_seconds=0.02,
+    runs=4, steps=3, crowds=(2,), long_steps=10, slow_steps=3, kept_steps=(1, 5), counted_steps=(1, 3), killed=3,
+    recover_in_flight=2, records=20, loads=1, idle_runs=20, starts=1, beating_runs=30, beats=2, answers=1, waited=5, idle_seconds=0.02,
 )  # fmt: skip
 
 # Of each measure some rows, and what both sides come to where that is certain.
 ROWS: dict[str, dict[str, tuple[list[float], list[float]] | None]] = {
     "crowd": {"4 runs × 3 steps, 2 in flight": None, "4 runs × 3 steps, 2 in flight: the journal alone": None},
     "long": {"one run of 10 steps": None},
+    "disk": {"one run of 3 steps, each flush 1 ms longer": None},
     "start": {"first 3-step run of a fresh process": None, "peak resident memory of it": None},
     "kept": {"stored bytes a step over the payload": None, "commits a step, counted": ([2.0], [4.0])},
     "recovery": {"finished calls run again": ([0.0], [])},
