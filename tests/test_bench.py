@@ -25,7 +25,8 @@ from bench.workload import late_to_early, payload_of
 
 TINY = Sizes(
     runs=4, steps=3, crowds=(2,), long_steps=10, slow_steps=3, kept_steps=(1, 5), counted_steps=(1, 3), killed=3,
-    recover_in_flight=2, records=20, loads=1, idle_runs=20, starts=1, beating_runs=30, beats=2, answers=1, waited=5, idle_seconds=0.02,
+    recover_in_flight=2, records=20, loads=1, idle_runs=20, starts=1, beating_runs=30, beats=2, answers=1, waited=5,
+    idle_seconds=0.02,
 )  # fmt: skip
 
 # Of each measure some rows, and what both sides come to where that is certain.
