@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from agent_runtime.messages import (
     encode_messages,
     encode_reply,
     read_messages,
+    record_reply,
     reply_message,
 )
 from tests.bench import assert_acceptable
@@ -123,6 +125,38 @@ def test_a_reply_comes_back_as_it_was(text: str, calls: list[ToolCall], usage: d
     reply = decode_reply(encode_reply(Reply(text, calls, usage)))
     assert (reply.text, list(reply.tool_calls), reply.usage) == (text, calls, usage)
     assert reply_message(reply) == Message("assistant", text, tuple(calls))
+
+
+any_texts = st.text(st.characters(exclude_categories=()), max_size=4)
+any_args = st.dictionaries(any_texts, st.recursive(any_texts | st.floats(allow_nan=False, allow_infinity=False), st.lists))
+
+
+@given(
+    any_texts,
+    st.lists(st.builds(ToolCall, any_texts, any_texts, any_args), max_size=3),
+    st.dictionaries(any_texts, st.integers()),
+)
+def test_a_reply_is_recorded_and_read_back_alike_whatever_its_parts_are_made_of(
+    text: str, calls: list[ToolCall], usage: dict[str, int]
+) -> None:
+    wrapped = [call._replace(args=MappingProxyType(call.args)) for call in calls]
+    given = [Reply(text, calls, usage), Reply(text, tuple(calls), usage), Reply(text, wrapped, MappingProxyType(usage))]
+    found = [recorded(reply) for reply in given]
+    assert found[0] == found[1] == found[2]
+    if isinstance(found[0], tuple):
+        data, reply = found[0]
+        assert reply == decode_reply(data)
+        assert type(reply.tool_calls) is tuple
+        assert all(
+            type(call.args) is dict and call.args is not own.args for call, own in zip(reply.tool_calls, calls, strict=True)
+        )
+
+
+def recorded(reply: Reply) -> tuple[bytes, Reply] | type[Exception]:
+    try:
+        return record_reply(reply)
+    except (InvalidSetting, Unrecordable) as error:
+        return type(error)
 
 
 @given(st.lists(st.builds(plain_message, st.sampled_from(["system", "user"]), texts), min_size=1, max_size=4), calls)

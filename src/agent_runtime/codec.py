@@ -43,6 +43,8 @@ def _writer(*, ensure_ascii: bool) -> Callable[[object], str]:
     return lambda value: "".join(write(value, 0))
 
 
+quote: Callable[[str], str] = json.encoder.encode_basestring
+"""A text as `encode_readable` writes it."""
 _as_utf8 = _writer(ensure_ascii=False)
 _as_ascii = _writer(ensure_ascii=True)
 _scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
@@ -57,7 +59,7 @@ def encode(value: object, most: int = MAX_BYTES) -> bytes:
 
 def encode_checked(value: object, most: int = MAX_BYTES) -> bytes:
     """The same for a value whose parts have been checked already."""
-    text = _as_utf8(value)
+    text = quote(value) if type(value) is str else _as_utf8(value)
     if len(text) > most:
         raise TooLarge(_size_of(value), most)
     try:
@@ -120,13 +122,17 @@ def decode(data: bytes) -> Any:
     """The plain data that `encode` was given. For bytes whose seal has been checked."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes are more than one record holds")
-    text = data.decode()
+    return parse(data.decode())
+
+
+def parse(text: str) -> Any:
+    """The plain data that `encode_readable` was given."""
     try:
         value, end = _scan(text, 0)
     except StopIteration:
         value, end = None, -1
     if end != len(text):
-        raise ValueError("these bytes are not one JSON value as `encode` writes it")
+        raise ValueError("this is not one JSON value as `encode` writes it")
     return value
 
 

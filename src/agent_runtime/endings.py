@@ -32,10 +32,15 @@ def read_ending(body: bytes, tool: Tool | None, *, is_settled: bool = False) -> 
         data = body[len(_RESULT) : -1]
         if tool is None or tool.result.is_plain or (is_settled and not tool.result.fits(data)):
             value = codec.decode(data)
-            return new_tuple(Ending, (value, None, "", codec.readable(value) if type(value) is str else _text(data)))
+            return text_ending(value) if type(value) is str else new_tuple(Ending, (value, None, "", _text(data)))
         return Ending(tool.result.decode(data), text=_text(data))
     error = codec.decode(body)["error"]
     return Ending(None, error["type"], error["message"], f"error: {error['type']}: {error['message']}")
+
+
+def text_ending(value: str) -> Ending:
+    """The ending of a call that gave this text."""
+    return new_tuple(Ending, (value, None, "", codec.readable(value)))
 
 
 def _text(data: bytes) -> str:

@@ -15,7 +15,7 @@ from agent_runtime.asking import Ask, CallPaused, Gate, Passed, Stopped, check_a
 from agent_runtime.clock import milliseconds
 from agent_runtime.crash import CrashPoint
 from agent_runtime.doubts import FORGOTTEN, MOST_UNRECORDABLE, make_doubt
-from agent_runtime.endings import Ending, answer_body, error_body, read_ending, result_body
+from agent_runtime.endings import Ending, answer_body, error_body, read_ending, result_body, text_ending
 from agent_runtime.errors import (
     CheckpointStoreCorrupt,
     Doubt,
@@ -167,7 +167,7 @@ class Executor:
                     await run.barrier()
                 if run.is_armed:
                     await run.reach(CrashPoint.AFTER_CONFIRM, seq_of(call))
-                return read_ending(body, tool)
+                return attempts.ending(body, outcome)
             await attempts.pause()
             attempts.check_key()
             arguments = tool.check(attempts.recorded_args)  # fresh ones: the attempt before may have changed its own
@@ -353,6 +353,12 @@ class _Attempts:
         """Before another attempt, however long the pause took: one that was sent before needs a key that is still known."""
         if self.is_unsure and self.tool.may_repeat and not self._may_repeat():
             raise CallInDoubt(self._doubt(FORGOTTEN))
+
+    def ending(self, body: bytes, outcome: Came) -> Ending:
+        """The ending as it is read back from its record. A text comes back as it is."""
+        if isinstance(outcome, Returned) and type(outcome.value) is str and self.tool.result.is_plain:
+            return text_ending(outcome.value)
+        return read_ending(body, self.tool)
 
     def note_ending(self, body: bytes, outcome: Came) -> bool:
         """The call has ended; whether its record is to be written by itself."""

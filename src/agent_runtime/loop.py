@@ -36,7 +36,7 @@ from agent_runtime.messages import (
     Transcript,
     decode_messages,
     decode_reply,
-    encode_reply,
+    record_reply,
     reply_message,
 )
 from agent_runtime.model import ModelFunction, name_of
@@ -159,7 +159,8 @@ class Loop:
             try:
                 if run.has_sinks:
                     self._announce_asked(seq, attempt)
-                body = encode_reply(await self.ask(Transcript(self.history), self.executor.registry.specs), run.most_bytes)
+                given = await self.ask(Transcript(self.history), self.executor.registry.specs)
+                body, reply = record_reply(given, run.most_bytes)
             except (Exception, asyncio.CancelledError) as error:  # the answer is lost, not the decision: none was recorded
                 failed = type(error).__name__
                 if is_being_cancelled() or not is_transport(error):
@@ -176,7 +177,7 @@ class Loop:
                 CALL_KEY.reset(token)
             if run.is_armed:
                 await run.reach(CrashPoint.AFTER_DECIDE_BEFORE_JOURNAL, seq)
-            reply = self._pin(seq, call, attempt, body)
+            self._pin(seq, call, attempt, body, reply)
             if run.journal.is_each:
                 await run.barrier()
             if run.is_armed:
@@ -184,16 +185,14 @@ class Loop:
             return reply
         raise AssertionError("the last try returns or raises")
 
-    def _pin(self, seq: int, call: str, attempt: int, body: bytes) -> Reply:
-        """Note the reply. What is acted upon is read back from the recorded bytes."""
+    def _pin(self, seq: int, call: str, attempt: int, body: bytes, reply: Reply) -> None:
+        """Note the reply: what is recorded of it, and what that is read back as, which alone is acted upon."""
         run = self.run
-        reply = decode_reply(body)
         run.note(_ANSWERED, call, attempt, body)
         if reply.tool_calls:
             self._move(stage="reply")
         if run.has_sinks:
             run.announce_when_committed("decision.made", {**self._decision(seq, reply), "duration": self._seconds})
-        return reply
 
     # Acting.
 

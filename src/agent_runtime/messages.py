@@ -140,8 +140,71 @@ def decode_messages(plain: Sequence[Mapping[str, object]]) -> list[Message]:
     return [_from_dict(item, at) for at, item in enumerate(plain)]
 
 
+def record_reply(reply: Reply, most: int = codec.MAX_BYTES) -> tuple[bytes, Reply]:
+    """A reply as it is recorded, and as it is read back from there.
+
+    Refuses one that cannot be recorded, or that no history can hold. Past `most` bytes: `TooLarge`.
+    """
+    found = _record_common(reply, most)
+    if found is not None:
+        return found
+    data = _encode_any(reply, most)
+    return data, decode_reply(data)
+
+
 def encode_reply(reply: Reply, most: int = codec.MAX_BYTES) -> bytes:
-    """A reply as it is recorded; refuses one that cannot be, or that no history can hold. Past `most` bytes: `TooLarge`."""
+    """A reply as it is recorded."""
+    return record_reply(reply, most)[0]
+
+
+def _record_common(reply: Reply, most: int) -> tuple[bytes, Reply] | None:
+    """The same for a reply whose parts are of just the types that they are read back as; None for any other.
+
+    It is written piece by piece, and only what can be changed is read back: a text comes back as it is.
+    """
+    if type(reply) is not Reply:
+        return None
+    text, asked, usage = reply
+    if type(text) is not str or type(asked) not in _LISTS or len(text) > most:
+        return None
+    size, pieces, calls = len(text), ['{"text":', codec.quote(text)], list[ToolCall]()
+    for call in asked:
+        if type(call) is not ToolCall:
+            return None
+        call_id, name, args = call
+        if type(call_id) is not str or type(name) is not str or type(args) is not dict:
+            return None
+        least = codec.least_size(args)
+        size += least
+        if least == codec.NOT_PLAIN or size > most:
+            return None
+        written = codec.encode_readable(args)
+        pieces.append(f'{"," if calls else _CALLS}{{"id":{codec.quote(call_id)},"name":{codec.quote(name)},"args":{written}}}')
+        calls.append(new_tuple(ToolCall, (call_id, name, codec.parse(written))))
+    if calls:
+        pieces.append("]")
+        if len(calls) > 1:
+            _check_ids([call.id for call in calls])
+    used = _NOTHING
+    if usage:
+        if codec.least_size(counted := _plain_usage(usage)) == codec.NOT_PLAIN:
+            return None
+        pieces += (',"usage":', written := codec.encode_readable(counted))
+        used = codec.parse(written)
+    pieces.append("}")
+    try:
+        data = "".join(pieces).encode()
+    except UnicodeEncodeError:
+        return None
+    return (data, new_tuple(Reply, (text, tuple(calls), used))) if len(data) <= most else None
+
+
+_LISTS = (list, tuple)
+_CALLS = ',"tool_calls":['
+
+
+def _encode_any(reply: Reply, most: int) -> bytes:
+    """Any reply as it is recorded, with every check; what it cannot be is said with its place."""
     if not isinstance(reply, Reply):
         raise InvalidSetting(f"a model gives a Reply, found {type(reply).__name__}; return Reply(text=…, tool_calls=[…])")
     if type(reply.text) is not str:
