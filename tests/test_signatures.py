@@ -39,10 +39,10 @@ def both_checks(function: Callable[..., None]) -> tuple[ArgumentCheck, ArgumentC
     return plain, declared
 
 
-def outcome(check: ArgumentCheck, args: bytes) -> object:
+def outcome(check: ArgumentCheck, args: bytes, plain: dict[str, object] | None = None) -> object:
     """The arguments by type and value, or which of them do not fit."""
     try:
-        return repr(check(args))
+        return repr(check(args, plain))
     except InvalidArguments:
         return "refused"
 
@@ -56,7 +56,9 @@ def test_a_plain_signature_takes_and_refuses_what_pydantic_takes_and_refuses(fun
     @given(st.dictionaries(st.sampled_from(names), values, max_size=5))
     def compare(args: dict[str, object]) -> None:
         data = json.dumps(args).encode()
-        assert outcome(plain, data) == outcome(declared, data)
+        expected = outcome(declared, data)
+        assert outcome(plain, data) == expected
+        assert outcome(plain, data, args) == expected, "arguments that the caller has as plain data are taken as they are read"
 
     compare()
     assert plain is not declared
