@@ -8,10 +8,7 @@ Rules of this file:
   only its repeat rule, or a settlement that is itself a record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
@@ -20,31 +17,32 @@ from agent_runtime.journal.records import AFTER_THE_END, RecordKind, StoredRecor
 from agent_runtime.journal.states import IN_DOUBT, MOVES, SETTLEMENT_MOVES, WAITING, CallMove, CallState, Settlement, after
 
 
-@dataclass(slots=True)
 class CallLife:
     """What the journal says of one call. Bodies are those of the records, as sealed."""
 
-    call: str
-    state: CallState = CallState.NEW
-    attempts: int = 0
-    asked: bytes = b""
-    """The body of the latest `started`."""
-    first_asked: bytes = b""
-    """The body of the first `started`: from then on the remote may know the call's key."""
-    ended: bytes = b""
-    """The body of the ending: of `done`, or of the `settled` that closed the call."""
-    is_settled: bool = False
-    """Whether that was a `settled`: somebody else than the tool says what it gave."""
-    is_unsure: bool = False
-    """Whether an attempt before the latest one may have happened, too: nobody ever said that it did not."""
-    unrecordable: int = 0
-    """How many attempts ended in a result that could not be stored."""
-    epoch: int = 0
-    """The epoch of the latest `started`."""
-    pending: bytes = b""
-    """The body of `pending`, where the call needs a verdict."""
-    verdict: bytes = b""
-    """The body of its `verdict`, once it has one."""
+    __slots__ = (
+        "asked", "attempts", "call", "ended", "epoch", "first_asked", "is_settled", "is_unsure", "pending", "state",
+        "unrecordable", "verdict",
+    )  # fmt: skip
+
+    def __init__(self, call: str, state: CallState = CallState.NEW, attempts: int = 0, *, pending: bytes = b"") -> None:
+        self.call, self.state, self.attempts = call, state, attempts
+        self.asked = self.first_asked = b""
+        """The bodies of the latest `started` and of the first: from that on the remote may know the call's key."""
+        self.ended = b""
+        """The body of the ending: of `done`, or of the `settled` that closed the call."""
+        self.is_settled = False
+        """Whether that was a `settled`: somebody else than the tool says what it gave."""
+        self.is_unsure = False
+        """Whether an attempt before the latest one may have happened, too: nobody ever said that it did not."""
+        self.unrecordable = 0
+        """How many attempts ended in a result that could not be stored."""
+        self.epoch = 0
+        """The epoch of the latest `started`."""
+        self.pending = pending
+        """The body of `pending`, where the call needs a verdict."""
+        self.verdict = b""
+        """The body of its `verdict`, once it has one."""
 
 
 class Settled(NamedTuple):
@@ -71,15 +69,17 @@ class Move(Enum):
     """Nobody knows, and nothing says that it may run again."""
 
 
-@dataclass(slots=True)
 class History:
     """A run's records, read once: the run's own by kind, and the life of each call by its place."""
 
-    opened: StoredRecord | None = None
-    claimed: StoredRecord | None = None
-    cancelled: StoredRecord | None = None
-    ended: StoredRecord | None = None
-    lives: dict[str, CallLife] = field(default_factory=dict)
+    __slots__ = ("cancelled", "claimed", "ended", "lives", "opened")
+
+    def __init__(self) -> None:
+        self.opened: StoredRecord | None = None
+        self.claimed: StoredRecord | None = None
+        self.cancelled: StoredRecord | None = None
+        self.ended: StoredRecord | None = None
+        self.lives: dict[str, CallLife] = {}
 
     def in_doubt(self) -> list[CallLife]:
         """The calls whose outcome nobody knows, in the order of their first record."""
