@@ -6,7 +6,7 @@ very write that claims the run.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from agent_runtime import codec
@@ -138,7 +138,7 @@ class Decider:
             return Decisions(cancel=cancel)
         lives = [life for life in case.history.in_doubt() if not is_reply(life.call)]
         now_ms = milliseconds(await self._backing.store.now()) if lives or case.history.waiting() or self.verdicts else 0
-        settled = await asyncio.gather(*(self._settle(case, life, now_ms) for life in lives))
+        settled = await _all_of([self._settle(case, life, now_ms) for life in lives])
         verdicts = self._find_verdicts(case, now_ms)
         answered = [record for life in case.history.waiting() for record in _answer(case, life, verdicts, now_ms)]
         untimed = [each for each in settled if each.doubt is not None and each.until_ms is None]
@@ -261,6 +261,13 @@ class Decider:
         tool = self._registry.find(request.tool)
         check_approver(verdict, request, life, tool, principal=principal)
         found[verdict.request] = check_room(check_sent(verdict, request, life, tool), self._backing.most_bytes)
+
+
+async def _all_of(settling: Sequence[Coroutine[Any, Any, "_Settled"]]) -> Sequence["_Settled"]:
+    """What each call came to, side by side. Most often there is but one: no task is made for it."""
+    if len(settling) < 2:  # side by side are two at the least
+        return [await each for each in settling]
+    return await asyncio.gather(*settling)
 
 
 def _needs_asking(tool: Tool, life: CallLife, args: Mapping[str, object]) -> bool:
