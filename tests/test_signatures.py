@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -62,3 +64,18 @@ def test_a_plain_signature_takes_and_refuses_what_pydantic_takes_and_refuses(fun
 
     compare()
     assert plain is not declared
+
+
+@pytest.mark.parametrize(("args", "taken", "is_loaded"), [({"q": "x", "i": 3}, 3, False), ({"q": "x", "i": "3"}, 3, True)])
+def test_arguments_of_exactly_the_declared_types_are_taken_without_pydantic(
+    args: dict[str, object], taken: int, is_loaded: bool
+) -> None:
+    program = (
+        "import sys\n"
+        "from agent_runtime.signatures import read_arguments, read_hints\n"
+        "def tool(q: str, i: int) -> None: ...\n"
+        "check, _ = read_arguments(tool, 'tool', read_hints(tool, 'tool'))\n"
+        f"print(check({json.dumps(args).encode()!r}, None) == {{'q': 'x', 'i': {taken}}}, 'pydantic_core' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.split() == ["True", str(is_loaded)]
