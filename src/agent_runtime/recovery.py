@@ -165,20 +165,22 @@ async def reopen(
     """
     for _ in range(CLAIM_TRIES):
         found = await find(backing, run_id, kind=kind, context=context, name=name)
-        lives = admit(found)
-        if found.status.is_final:
+        lives, status = admit(found), found.status
+        if status.is_final:
             return found
-        held = _seconds_held(found)
+        if status is RunStatus.QUARANTINED:
+            raise RunQuarantined(run_id, read_reason(found.stored.records[-1]))
+        held = seconds_held(found.stored.row, found.mark)
         if held is not None and not take_over:
             if when_held is None:
                 raise await _held(backing, found, held)
             await when_held(await found.case(backing))
             return found
         decisions = await decide(await found.case(backing))
-        if found.status is RunStatus.PAUSED and not decisions.has_news:
+        if status is RunStatus.PAUSED and not decisions.has_news:
             await _put_back(backing, found, _next_expiry(decisions.waiting))
             return found
-        if found.status is RunStatus.BLOCKED and found.stored.row.owner == NO_OWNER and decisions.changes_nothing:
+        if status is RunStatus.BLOCKED and found.stored.row.owner == NO_OWNER and decisions.changes_nothing:
             await _put_back(backing, found, decisions.wake_at)
             raise RecoveryNeedsDecision(run_id, decisions.undecided)
         try:
@@ -335,14 +337,6 @@ def _announce_decided(run: Run, found: Found, kind: int, where: Mapping[str, obj
             run.announce("call.done", {**where, "tool": "", "error": f"{error['type']}: {error['message']}"})
         case _:
             return
-
-
-def _seconds_held(found: Found) -> float | None:
-    """How long an owner that may be alive still holds the run; None where it may be claimed. Fencing makes either safe."""
-    row = found.stored.row
-    if found.status is RunStatus.QUARANTINED:
-        raise RunQuarantined(row.run_id, read_reason(found.stored.records[-1]))
-    return seconds_held(row, found.mark)
 
 
 async def _held(backing: Backing, found: Found, seconds: float) -> CheckpointConflict:
