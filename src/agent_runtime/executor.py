@@ -133,13 +133,12 @@ class Executor:
         life = run.life(call)
         if life is not None and life.state is CallState.DONE:
             return read_ending(life.ended, self.registry.find(name), is_settled=life.is_settled)
-        plain = dict(args)
-        recorded_args = codec.encode_checked(plain)
+        recorded_args = codec.encode_checked(dict(args))
         try:
             tool = self.registry.get(name)
             if life is None:
                 check_args_size(len(recorded_args), run.most_bytes)
-            arguments = tool.check(recorded_args, plain) if life is None or not life.pending else {}
+            arguments = tool.check(recorded_args, args) if life is None or not life.pending else {}
         except (UnknownTool, InvalidArguments) as error:
             return await _refuse(run, call, life, name, error, siblings)
         if life is not None and life.state in IN_DOUBT and not tool.rule.may_repeat:

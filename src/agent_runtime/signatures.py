@@ -86,7 +86,7 @@ def _read_exact(args: bytes, plain: Mapping[str, object] | None, kinds: Mapping[
             plain = codec.decode(args)
         except (ValueError, RecursionError):
             return None
-    if type(plain) is not dict or {name: type(value) for name, value in plain.items()} != kinds:
+    if not isinstance(plain, Mapping) or {name: type(value) for name, value in plain.items()} != kinds:
         return None
     return {name: plain[name] for name in kinds}
 

@@ -35,9 +35,9 @@ class RepeatRule(Enum):
     NONE = "none"
     """Nobody but a person can say."""
 
-    def __init__(self, word: str) -> None:
-        self.may_repeat = word in ("idempotent", "pure")
-        """Whether a call in doubt runs again by this rule alone."""
+    @property
+    def may_repeat(self) -> bool:
+        return self in (RepeatRule.IDEMPOTENT, RepeatRule.PURE)
 
 
 NeedsApproval: TypeAlias = Callable[[dict[str, Any]], bool]

@@ -365,9 +365,9 @@ def _check_answer(answer: object) -> None:
 
 def _hand_out(members: Sequence[Member], answers: Sequence[Answer], sent_at: float) -> bool:
     """Give each member its definite answer; whether all were definite."""
-    all_definite, unknown = True, AnswerKind.UNKNOWN
+    all_definite = True
     for member, answer in zip(members, answers, strict=True):
-        if answer.kind is unknown:
+        if answer.kind is AnswerKind.UNKNOWN:
             all_definite = False
         else:
             member.landed(answer, sent_at)

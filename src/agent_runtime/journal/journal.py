@@ -47,8 +47,6 @@ class Commits(Enum):
 PROGRESS = frozenset({int(RecordKind.DONE), int(RecordKind.SETTLED), int(RecordKind.VERDICT)})
 """After one of these the count of claims without progress begins anew."""
 
-_OK = AnswerKind.OK  # to find it in its class takes as long as a third of what follows each commit
-
 TRUSTED_SHARE = 2 / 3
 """A worker trusts itself for this share of its lease after the last sign that reached the store."""
 
@@ -309,7 +307,7 @@ class Journal:
         append = self._flying
         assert append is not None
         kind, posted = answer
-        if kind is not _OK:
+        if kind is not AnswerKind.OK:
             self._refused(append.row, kind)
             self._flying = None
             return
