@@ -86,9 +86,10 @@ def _read_exact(args: bytes, plain: Mapping[str, object] | None, kinds: Mapping[
             plain = codec.decode(args)
         except (ValueError, RecursionError):
             return None
-    if not isinstance(plain, Mapping) or {name: type(value) for name, value in plain.items()} != kinds:
-        return None
-    return {name: plain[name] for name in kinds}
+        if not isinstance(plain, dict):
+            return None
+    is_exact = {name: type(value) for name, value in plain.items()} == kinds
+    return {name: plain[name] for name in kinds} if is_exact else None
 
 
 def _core_check(
