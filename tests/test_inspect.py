@@ -85,7 +85,7 @@ async def test_of_each_record_that_is_edited_in_turn_those_before_it_are_told_an
 ) -> None:
     place, first, then = kept
     run = await recovered(place, first, then)
-    whole = seal.read_run(then, run, tenant="").records
+    whole = seal.read_run(then, run, tenant="")[0].records
     assert len(whole) > 8
     for index, record in enumerate(run.records):
         edits = {"body": record.body + b" ", "seal": bytes(32), "epoch": record.epoch + 9, "attempt": record.attempt + 1,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -39,10 +41,10 @@ def both_checks(function: Callable[..., None]) -> tuple[ArgumentCheck, ArgumentC
     return plain, declared
 
 
-def outcome(check: ArgumentCheck, args: bytes) -> object:
+def outcome(check: ArgumentCheck, args: bytes, plain: dict[str, object] | None = None) -> object:
     """The arguments by type and value, or which of them do not fit."""
     try:
-        return repr(check(args))
+        return repr(check(args, plain))
     except InvalidArguments:
         return "refused"
 
@@ -56,7 +58,24 @@ def test_a_plain_signature_takes_and_refuses_what_pydantic_takes_and_refuses(fun
     @given(st.dictionaries(st.sampled_from(names), values, max_size=5))
     def compare(args: dict[str, object]) -> None:
         data = json.dumps(args).encode()
-        assert outcome(plain, data) == outcome(declared, data)
+        expected = outcome(declared, data)
+        assert outcome(plain, data) == expected
+        assert outcome(plain, data, args) == expected, "arguments that the caller has as plain data are taken as they are read"
 
     compare()
     assert plain is not declared
+
+
+@pytest.mark.parametrize(("args", "taken", "is_loaded"), [({"q": "x", "i": 3}, 3, False), ({"q": "x", "i": "3"}, 3, True)])
+def test_arguments_of_exactly_the_declared_types_are_taken_without_pydantic(
+    args: dict[str, object], taken: int, is_loaded: bool
+) -> None:
+    program = (
+        "import sys\n"
+        "from agent_runtime.signatures import read_arguments, read_hints\n"
+        "def tool(q: str, i: int) -> None: ...\n"
+        "check, _ = read_arguments(tool, 'tool', read_hints(tool, 'tool'))\n"
+        f"print(check({json.dumps(args).encode()!r}, None) == {{'q': 'x', 'i': {taken}}}, 'pydantic_core' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.split() == ["True", str(is_loaded)]

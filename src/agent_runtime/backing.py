@@ -75,6 +75,9 @@ def _warn_once() -> None:
 
 
 def _store_and_ring(checkpoints: CheckpointStore | None, key: CheckpointKey | None) -> tuple[CheckpointStore, KeyRing]:
+    if checkpoints is not None and key is not None:
+        return checkpoints, KeyRing.of(key)
+
     from agent_runtime.stores.memory import MemoryCheckpointStore
 
     if checkpoints is None:

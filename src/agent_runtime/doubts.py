@@ -136,19 +136,21 @@ class Decider:
         """`VerdictRefused` where a verdict that was given does not hold; one of the inbox is passed over."""
         if (cancel := find_cancel(case.messages)) is not None:
             return Decisions(cancel=cancel)
-        lives = [life for life in case.history.in_doubt() if not is_reply(life.call)]
-        now_ms = milliseconds(await self._backing.store.now()) if lives or case.history.waiting() or self.verdicts else 0
-        settled = await asyncio.gather(*(self._settle(case, life, now_ms) for life in lives))
+        in_doubt = [life for life in case.history.in_doubt() if not is_reply(life.call)]
+        lives = [life for life in in_doubt if not self._is_rules_alone(case, life)]
+        waiting = case.history.waiting()
+        now_ms = milliseconds(await self._backing.store.now()) if lives or waiting or self.verdicts else 0
+        settled = await asyncio.gather(*(self._settle(case, life, now_ms) for life in lives)) if lives else []
         verdicts = self._find_verdicts(case, now_ms)
-        answered = [record for life in case.history.waiting() for record in _answer(case, life, verdicts, now_ms)]
+        answered = [record for life in waiting for record in _answer(case, life, verdicts, now_ms)]
         untimed = [each for each in settled if each.doubt is not None and each.until_ms is None]
         times = [each.until_ms for each in settled if each.until_ms is not None]
         closed = {call for _, call, _, _ in answered}
         return Decisions(
             [*(each.record for each in settled if each.record is not None), *answered],
             [each.doubt for each in settled if each.doubt is not None],
-            sum(each.reruns for each in settled),
-            waiting=[life for life in case.history.waiting() if life.call not in closed],
+            len(in_doubt) - len(lives) + sum(each.reruns for each in settled),
+            waiting=[life for life in waiting if life.call not in closed],
             can_ask=self._can_ask,
             wake_at=min(times) if times and not untimed else None,
             over=await self._seen_over(settled),
@@ -169,6 +171,13 @@ class Decider:
             await post_message(self._backing.store, sealer, MessageKind.VERDICT, checked.verdict.to_plain())
 
     # Calls in doubt.
+
+    def _is_rules_alone(self, case: Case, life: CallLife) -> bool:
+        """Whether the call runs again by its tool's rule whatever the time is: nobody else has said anything, or is to."""
+        tool = None if case.messages else self._registry.find(read_asked(life.asked).tool)
+        if tool is None or tool.approval is not None or tool.key_seconds is not None:
+            return False
+        return may_repeat(tool, life, case.records, case.row, 0)
 
     async def _settle(self, case: Case, life: CallLife, now_ms: int) -> "_Settled":
         asked = read_asked(life.asked)

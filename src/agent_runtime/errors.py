@@ -30,7 +30,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -88,11 +87,13 @@ class RunQuarantined(CheckpointConflict):
     """The run was claimed too often without progress, and is set aside until somebody releases it."""
 
     def __init__(self, run_id: str, why: str) -> None:
+        from shlex import quote  # for those few who are told this
+
         self.run_id = run_id
         self.why = why
         super().__init__(
             f"run {run_id!r} is quarantined: {why}. Find out what stops its workers, mend it, then let it go again with "
-            f"`agent-runtime release {shlex.quote(run_id)}`"
+            f"`agent-runtime release {quote(run_id)}`"
         )
 
 

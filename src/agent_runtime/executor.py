@@ -109,7 +109,7 @@ class Executor:
             tool = self.registry.get(name)
             if life is None:
                 check_args_size(len(recorded_args), run.most_bytes)
-            arguments = tool.check(recorded_args) if life is None or not life.pending else {}
+            arguments = tool.check(recorded_args, args) if life is None or not life.pending else {}
         except (UnknownTool, InvalidArguments) as error:
             return _refuse(run, call, life, name, error, siblings)
         if life is not None and life.state in IN_DOUBT and not tool.may_repeat:

@@ -12,7 +12,7 @@ Rules of this file:
 
 import asyncio
 import os
-import platform
+import socket
 import threading
 import weakref
 from collections.abc import Sequence
@@ -65,9 +65,9 @@ def own_mark() -> ProcessMark:
 
 @lru_cache(maxsize=4)
 def _mark_of(pid: int) -> ProcessMark:
-    machine = _read("/etc/machine-id")
+    name, machine = socket.gethostname(), _read("/etc/machine-id")
     return ProcessMark(
-        host=f"{platform.node()}/{machine}" if machine else platform.node(),
+        host=f"{name}/{machine}" if machine else name,
         boot=_read("/proc/sys/kernel/random/boot_id"),
         namespace=_link("/proc/self/ns/pid"),
         pid=pid,

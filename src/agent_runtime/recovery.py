@@ -31,7 +31,7 @@ from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Journal, claim_row, guard_of
 from agent_runtime.journal.records import NO_OWNER, NO_SEAL, RecordKind, RunStatus, StoredRecord, StoredRun
 from agent_runtime.journal.replay import CallLife, History, live_on, read_history
-from agent_runtime.journal.seal import read_run, sealer_for
+from agent_runtime.journal.seal import Sealer, read_run, sealer_for
 from agent_runtime.journal.states import CallState
 from agent_runtime.journal.store import Guard
 from agent_runtime.lease import ProcessMark, claimed_body, is_dead, last_trace, own_mark, seconds_held
@@ -56,6 +56,8 @@ class Found(NamedTuple):
     mark: ProcessMark
     sealed: StoredRun
     """The same rows as they are stored, which verify again: where a key encrypts, `stored` has other bodies."""
+    sealer: Sealer
+    """Of the key that its row is under, which may be another than the ring's active one."""
 
     @property
     def status(self) -> RunStatus:
@@ -134,10 +136,10 @@ def open_stored(backing: Backing, stored: StoredRun) -> Found:
     run_id = stored.row.run_id
     if stored.row.status == RunStatus.DELETED and not (stored.row.number or stored.records):
         raise CheckpointConflict(f"run {run_id!r} was deleted, and its id is not used again; choose another id")
-    sealed, stored = stored, read_run(backing.ring, stored, tenant=backing.tenant)
-    history = read_history(run_id, stored.records, read_settled)
+    shown, sealer = read_run(backing.ring, stored, tenant=backing.tenant)
+    history = read_history(run_id, shown.records, read_settled)
     opened, mark = _read_own(run_id, history)
-    return Found(stored, history, opened, mark, sealed)
+    return Found(shown, history, opened, mark, stored, sealer)
 
 
 async def reopen(
@@ -163,20 +165,22 @@ async def reopen(
     """
     for _ in range(CLAIM_TRIES):
         found = await find(backing, run_id, kind=kind, context=context, name=name)
-        lives = admit(found)
-        if found.status.is_final:
+        lives, status = admit(found), found.status
+        if status.is_final:
             return found
-        held = _seconds_held(found)
+        if status is RunStatus.QUARANTINED:
+            raise RunQuarantined(run_id, read_reason(found.stored.records[-1]))
+        held = seconds_held(found.stored.row, found.mark)
         if held is not None and not take_over:
             if when_held is None:
                 raise await _held(backing, found, held)
             await when_held(await found.case(backing))
             return found
         decisions = await decide(await found.case(backing))
-        if found.status is RunStatus.PAUSED and not decisions.has_news:
+        if status is RunStatus.PAUSED and not decisions.has_news:
             await _put_back(backing, found, _next_expiry(decisions.waiting))
             return found
-        if found.status is RunStatus.BLOCKED and found.stored.row.owner == NO_OWNER and decisions.changes_nothing:
+        if status is RunStatus.BLOCKED and found.stored.row.owner == NO_OWNER and decisions.changes_nothing:
             await _put_back(backing, found, decisions.wake_at)
             raise RecoveryNeedsDecision(run_id, decisions.undecided)
         try:
@@ -216,7 +220,8 @@ def claiming(
     `rekeyed`: what is said where the claim moves the run to another key.
     """
     row = found.stored.row
-    sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id)
+    is_active = found.sealer.key_id == backing.ring.active
+    sealer = found.sealer if is_active else sealer_for(backing.ring, tenant=backing.tenant, run_id=row.run_id)
     journal = Journal(
         group_commit(backing.store, backing.clock),
         sealer,
@@ -271,7 +276,8 @@ async def _land(run: Run, found: Found, decisions: Decisions) -> None:
         await _quarantine(run, found)
     else:
         await run.barrier()
-    _announce(run, found, decisions)
+    if run.has_sinks:
+        _announce(run, found, decisions)
     if decisions.undecided:
         raise RecoveryNeedsDecision(run.run_id, decisions.undecided)
 
@@ -302,7 +308,7 @@ def _why_poison(found: Found, attempts: int) -> str:
 def _announce(run: Run, found: Found, decisions: Decisions) -> None:
     journal = run.journal
     where: dict[str, object] = {"kind": journal.kind, "step": journal.step}
-    before = last_trace(found.stored.records) if run.has_sinks else ""
+    before = last_trace(found.stored.records)
     traced = {"trace": before} if before else {}
     run.announce("run.claimed", {**run.told(), "epoch": journal.epoch, "why": "recovery", **traced})
     for kind, call, attempt, body in decisions.records:
@@ -331,14 +337,6 @@ def _announce_decided(run: Run, found: Found, kind: int, where: Mapping[str, obj
             run.announce("call.done", {**where, "tool": "", "error": f"{error['type']}: {error['message']}"})
         case _:
             return
-
-
-def _seconds_held(found: Found) -> float | None:
-    """How long an owner that may be alive still holds the run; None where it may be claimed. Fencing makes either safe."""
-    row = found.stored.row
-    if found.status is RunStatus.QUARANTINED:
-        raise RunQuarantined(row.run_id, read_reason(found.stored.records[-1]))
-    return seconds_held(row, found.mark)
 
 
 async def _held(backing: Backing, found: Found, seconds: float) -> CheckpointConflict:

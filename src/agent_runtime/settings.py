@@ -1,10 +1,7 @@
 """What the environment sets, read once, each with its default."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from agent_runtime.errors import InvalidSetting
 
@@ -15,8 +12,7 @@ MAX_VALUE_BYTES = 16 * 1024 * 1024
 T = TypeVar("T", float, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings of a worker. None where the environment says nothing and the default is made when it is needed."""
 
     database_url: str = DATABASE_URL

@@ -91,9 +91,12 @@ class Tool:
         settling = b',"settles":%d' % (self.settles_seconds * 1000) if self.settles_seconds else b""
         object.__setattr__(self, "recorded_settling", settling)
 
-    def check(self, args: bytes) -> dict[str, Any]:
-        """The keyword arguments to call with, from recorded ones; `InvalidArguments` says what does not fit."""
-        return self.check_arguments(args)
+    def check(self, args: bytes, plain: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """The keyword arguments to call with, from recorded ones; `InvalidArguments` says what does not fit.
+
+        `plain`: the same as plain data, where the caller has them.
+        """
+        return self.check_arguments(args, plain)
 
     def shown(self, args: bytes) -> bytes:
         """The arguments as they will be sent, as plain data: what a person agrees to.

@@ -192,7 +192,7 @@ def _undo_tools(registry: ToolRegistry) -> ToolRegistry:
 
 
 def _undo_tool(tool: Tool, undo: Any) -> Tool:
-    def check(recorded: bytes) -> dict[str, Any]:
+    def check(recorded: bytes, _plain: Mapping[str, object] | None = None) -> dict[str, Any]:
         given = codec.decode(recorded)
         data = codec.encode_checked(given["result"])
         is_plain = "settled" in given and not tool.result.fits(data)  # a person said so: given as they said it

@@ -15,7 +15,7 @@ from agent_runtime.journal.records import RunStatus
 from agent_runtime.telemetry import HistorySink
 from agent_runtime.testing.manual_clock import ManualClock
 from agent_runtime.tools import ToolRegistry, idempotency_key
-from tests.bench import Asked, Bench, Killed, Place, Remote, Script, Worker, error_of, expect_death, results_in
+from tests.bench import Asked, Bench, Counting, Killed, Place, Remote, Script, Worker, error_of, expect_death, results_in
 from tests.doubts.desk import status
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -73,6 +73,17 @@ async def test_a_key_that_the_remote_still_knows_is_sent_again(place: Place, clo
     clock.advance(hours * HOUR)
     result = await Worker(place, clock=clock).recover(model, bank.registry, clock=clock)
     assert (results_in(result.messages), bank.entered, bank.effects) == (["effect 1"], 2, 1)
+
+
+@pytest.mark.parametrize(("retention", "asked"), [(None, 0), (DAY, 1)], ids=["for ever", "for a day"])
+async def test_the_store_is_asked_for_the_time_only_where_time_may_forbid_the_rerun(
+    place: Place, clock: ManualClock, retention: float | None, asked: int
+) -> None:
+    bank, model = Bank(clock, key_retention=retention), Script(PAY, "done")
+    await die(bank, Worker(place, clock=clock).run(model, bank.registry, clock=clock))
+    store = Counting(place.open(clock))
+    await Worker(place, clock=clock).recover(model, bank.registry, clock=clock, checkpoints=store)
+    assert (store.verbs["now"], bank.entered, bank.effects) == (asked, 2, 1)
 
 
 @pytest.mark.parametrize("skew", [0.0, 2 * HOUR, -2 * HOUR], ids=["right", "two hours ahead", "two hours behind"])

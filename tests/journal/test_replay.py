@@ -108,9 +108,15 @@ def test_any_history_that_the_table_allows_is_read(told: list[Told]) -> None:
     assert {life.call for life in history.in_doubt()} == {c for c, life in history.lives.items() if life.state in IN_DOUBT}
 
 
+def facts(history: History) -> object:
+    """All that a history says, as what can be compared."""
+    own = [history.opened, history.claimed, history.cancelled, history.ended]
+    return own, {call: [getattr(life, name) for name in CallLife.__slots__] for call, life in history.lives.items()}
+
+
 @given(legal_lives())
 def test_reading_twice_gives_the_same_and_reading_more_only_adds(told: list[Told]) -> None:
-    assert read(journal(told)) == read(journal(told))
+    assert facts(read(journal(told))) == facts(read(journal(told)))
     for length in range(len(told)):
         shorter = read(journal(told[:length]))
         assert set(shorter.lives) <= set(read(journal(told)).lives)

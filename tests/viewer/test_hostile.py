@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import platform
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -162,7 +162,7 @@ def test_two_hundred_hostile_texts_are_text_on_every_page(
     browser: Browsing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len({*PAYLOADS, *SURROGATES}) >= 200
-    monkeypatch.setattr(platform, "node", lambda: "<img src=x onerror=ran()>")
+    monkeypatch.setattr(socket, "gethostname", lambda: "<img src=x onerror=ran()>")
     lease._mark_of.cache_clear()
     place = Place("sqlite", tmp_path)
     ids = asyncio.run(store_all(place))

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from agent_runtime.cli import decide, keep, keys
 from agent_runtime.cli.decide import add_command, add_redact, user_name
@@ -50,7 +50,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(chosen: argparse.Namespace) -> int:
     """Run one of them; gives its exit code."""
     settings = read_settings(os.environ)
-    return asyncio.run(_operate(chosen, replace(settings, database_url=chosen.store or settings.database_url)))
+    return asyncio.run(_operate(chosen, settings._replace(database_url=chosen.store or settings.database_url)))
 
 
 async def _operate(chosen: argparse.Namespace, settings: Settings) -> int:

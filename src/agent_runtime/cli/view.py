@@ -7,7 +7,6 @@ import asyncio
 import os
 import socket
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent_runtime.cli.decide import add_redact
@@ -47,7 +46,7 @@ def add_options(view: argparse.ArgumentParser) -> None:
 def main(chosen: argparse.Namespace) -> int:
     """Serve until somebody stops it; gives its exit code."""
     settings = read_settings(os.environ)
-    return asyncio.run(_view(chosen, replace(settings, database_url=chosen.store or settings.database_url)))
+    return asyncio.run(_view(chosen, settings._replace(database_url=chosen.store or settings.database_url)))
 
 
 async def _view(chosen: argparse.Namespace, settings: Settings) -> int:

@@ -8,43 +8,41 @@ Rules of this file:
   only its repeat rule, or a settlement that is itself a record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from agent_runtime.errors import CheckpointStoreCorrupt
 from agent_runtime.journal.records import AFTER_THE_END, RecordKind, StoredRecord
-from agent_runtime.journal.states import IN_DOUBT, MOVES, SETTLEMENT_MOVES, WAITING, CallMove, CallState, Settlement, after
+from agent_runtime.journal.states import CALL_LIFE, IN_DOUBT, MOVES, SETTLEMENT_MOVES, WAITING, CallMove, CallState, Settlement
 
 
-@dataclass(slots=True)
 class CallLife:
     """What the journal says of one call. Bodies are those of the records, as sealed."""
 
-    call: str
-    state: CallState = CallState.NEW
-    attempts: int = 0
-    asked: bytes = b""
-    """The body of the latest `started`."""
-    first_asked: bytes = b""
-    """The body of the first `started`: from then on the remote may know the call's key."""
-    ended: bytes = b""
-    """The body of the ending: of `done`, or of the `settled` that closed the call."""
-    is_settled: bool = False
-    """Whether that was a `settled`: somebody else than the tool says what it gave."""
-    is_unsure: bool = False
-    """Whether an attempt before the latest one may have happened, too: nobody ever said that it did not."""
-    unrecordable: int = 0
-    """How many attempts ended in a result that could not be stored."""
-    epoch: int = 0
-    """The epoch of the latest `started`."""
-    pending: bytes = b""
-    """The body of `pending`, where the call needs a verdict."""
-    verdict: bytes = b""
-    """The body of its `verdict`, once it has one."""
+    __slots__ = (
+        "asked", "attempts", "call", "ended", "epoch", "first_asked", "is_settled", "is_unsure", "pending", "state",
+        "unrecordable", "verdict",
+    )  # fmt: skip
+
+    def __init__(self, call: str, state: CallState = CallState.NEW, attempts: int = 0, *, pending: bytes = b"") -> None:
+        self.call, self.state, self.attempts = call, state, attempts
+        self.asked = self.first_asked = b""
+        """The bodies of the latest `started` and of the first: from that on the remote may know the call's key."""
+        self.ended = b""
+        """The body of the ending: of `done`, or of the `settled` that closed the call."""
+        self.is_settled = False
+        """Whether that was a `settled`: somebody else than the tool says what it gave."""
+        self.is_unsure = False
+        """Whether an attempt before the latest one may have happened, too: nobody ever said that it did not."""
+        self.unrecordable = 0
+        """How many attempts ended in a result that could not be stored."""
+        self.epoch = 0
+        """The epoch of the latest `started`."""
+        self.pending = pending
+        """The body of `pending`, where the call needs a verdict."""
+        self.verdict = b""
+        """The body of its `verdict`, once it has one."""
 
 
 class Settled(NamedTuple):
@@ -71,15 +69,17 @@ class Move(Enum):
     """Nobody knows, and nothing says that it may run again."""
 
 
-@dataclass(slots=True)
 class History:
     """A run's records, read once: the run's own by kind, and the life of each call by its place."""
 
-    opened: StoredRecord | None = None
-    claimed: StoredRecord | None = None
-    cancelled: StoredRecord | None = None
-    ended: StoredRecord | None = None
-    lives: dict[str, CallLife] = field(default_factory=dict)
+    __slots__ = ("cancelled", "claimed", "ended", "lives", "opened")
+
+    def __init__(self) -> None:
+        self.opened: StoredRecord | None = None
+        self.claimed: StoredRecord | None = None
+        self.cancelled: StoredRecord | None = None
+        self.ended: StoredRecord | None = None
+        self.lives: dict[str, CallLife] = {}
 
     def in_doubt(self) -> list[CallLife]:
         """The calls whose outcome nobody knows, in the order of their first record."""
@@ -96,7 +96,7 @@ def read_history(run_id: str, records: Iterable[StoredRecord], settlement: ReadS
     for record in records:
         if history.ended is not None and record.kind not in AFTER_THE_END:
             raise _impossible(run_id, record, "follows the run's end")
-        if record.call and record.kind != RecordKind.REKEYED:
+        if record.call and record.kind != _REKEYED:
             live_on(run_id, history.lives, record, settlement)
         else:
             _note_own(run_id, history, record)
@@ -120,58 +120,63 @@ def next_move(life: CallLife | None, *, may_repeat: bool) -> Move:
 
 def live_on(run_id: str, lives: dict[str, CallLife], record: StoredRecord, settlement: ReadSettlement) -> None:
     """Fold one more record of a call into its life; corrupt where the table of `states` does not allow it."""
-    life = lives.get(record.call)
+    kind, call = record.kind, record.call
+    life = lives.get(call)
     if life is None:
-        life = lives[record.call] = CallLife(record.call)
-    settled = settlement(record.body) if record.kind == RecordKind.SETTLED else None
-    move = MOVES.get(record.kind) if settled is None else SETTLEMENT_MOVES[settled.how]
+        life = lives[call] = CallLife(call)
+    settled = settlement(record.body) if kind == _SETTLED else None
+    move = MOVES.get(kind) if settled is None else SETTLEMENT_MOVES[settled.how]
     before = life.state
-    state = None if move is None else after(before, move)
-    is_second = (move is CallMove.PENDING and life.pending) or (
-        move is CallMove.STARTED and record.attempt != life.attempts + 1
-    )
+    state = None if move is None else CALL_LIFE.get((before, move))
+    is_second = (move is _PENDING and life.pending) or (move is _STARTED and record.attempt != life.attempts + 1)
     if state is None or is_second:
-        raise _impossible(run_id, record, f"cannot follow {life.state.value!r} of call {record.call!r}")
-    _take(life, record, state)
-    if move is CallMove.STARTED or (settled is not None and settled.how is Settlement.RERUN):
-        life.is_unsure = life.is_unsure or before in IN_DOUBT
-    elif settled is not None:
-        life.is_unsure = False
-    if state is CallState.DONE:
-        life.ended = record.body if settled is None else settled.ending
-        life.is_settled = settled is not None
-
-
-def _take(life: CallLife, record: StoredRecord, state: CallState) -> None:
+        raise _impossible(run_id, record, f"cannot follow {before.value!r} of call {call!r}")
     life.state = state
-    match record.kind:
-        case RecordKind.STARTED:
-            life.attempts, life.asked, life.epoch = record.attempt, record.body, record.epoch
-            life.first_asked = life.first_asked or record.body
-        case RecordKind.UNRECORDABLE:
-            life.unrecordable += 1
-        case RecordKind.PENDING:
-            life.pending = record.body
-        case RecordKind.VERDICT:
-            life.verdict = record.body
-        case _:
-            return
+    if settled is not None:
+        _take_settled(life, settled, before)
+    elif move is _STARTED:
+        _take_started(life, record, before)
+    elif move is _DONE:
+        life.ended = record.body
+    elif move is _PENDING:
+        life.pending = record.body
+    elif move is _VERDICT:
+        life.verdict = record.body
+    elif move is _UNRECORDABLE:
+        life.unrecordable += 1
+
+
+def _take_started(life: CallLife, record: StoredRecord, before: CallState) -> None:
+    life.attempts, life.asked, life.epoch = record.attempt, record.body, record.epoch
+    life.first_asked = life.first_asked or record.body
+    life.is_unsure = life.is_unsure or before in IN_DOUBT
+
+
+def _take_settled(life: CallLife, settled: Settled, before: CallState) -> None:
+    life.is_unsure = settled.how is Settlement.RERUN and (life.is_unsure or before in IN_DOUBT)
+    if settled.how is Settlement.DONE:
+        life.ended, life.is_settled = settled.ending, True
 
 
 def _note_own(run_id: str, history: History, record: StoredRecord) -> None:
-    if (record.kind == RecordKind.OPENED) is not (record.number == 1):
+    if (record.kind == _OPENED) is not (record.number == 1):
         raise _impossible(run_id, record, "is not where a run is opened")
-    match record.kind:
-        case RecordKind.OPENED:
-            history.opened = record
-        case RecordKind.CLAIMED:
-            history.claimed = record
-        case RecordKind.CANCELLED:
-            history.cancelled = record
-        case RecordKind.ENDED:
-            history.ended = record
-        case _:
-            return
+    name = _OWN.get(record.kind)
+    if name is not None:
+        setattr(history, name, record)
+
+
+# Members of an enum that are looked at for each record: to find one in its class takes longer than all else that is done here.
+_STARTED, _DONE, _UNRECORDABLE = CallMove.STARTED, CallMove.DONE, CallMove.UNRECORDABLE
+_PENDING, _VERDICT = CallMove.PENDING, CallMove.VERDICT
+_OPENED, _SETTLED, _REKEYED = int(RecordKind.OPENED), int(RecordKind.SETTLED), int(RecordKind.REKEYED)
+_OWN: dict[int, str] = {
+    RecordKind.OPENED: "opened",
+    RecordKind.CLAIMED: "claimed",
+    RecordKind.CANCELLED: "cancelled",
+    RecordKind.ENDED: "ended",
+}
+"""Where a history keeps the run's own records of which it has one."""
 
 
 def _impossible(run_id: str, record: StoredRecord, why: str) -> CheckpointStoreCorrupt:

@@ -46,22 +46,8 @@ from agent_runtime.journal.records import (
 )
 
 __all__ = [
-    "IN_CLEAR",
-    "NO_SUCH_VALUES",
-    "CheckpointKey",
-    "KeyRing",
-    "Noted",
-    "Sealer",
-    "Sound",
-    "checkpoint_digest",
-    "derive_key",
-    "open_message",
-    "open_row",
-    "open_run",
-    "parse_key",
-    "read_run",
-    "read_sound",
-    "sealer_for",
+    "IN_CLEAR", "NO_SUCH_VALUES", "CheckpointKey", "KeyRing", "Noted", "Sealer", "Sound", "checkpoint_digest", "derive_key",
+    "open_message", "open_row", "open_run", "parse_key", "read_run", "read_sound", "sealer_for",
 ]  # fmt: skip
 
 Noted: TypeAlias = tuple[int, str, int, bytes]
@@ -82,6 +68,7 @@ _STEP = struct.Struct(">Q")
 _HIDDEN_RECORD = struct.Struct(">cQQBI")
 IN_CLEAR = frozenset({RecordKind.CLAIMED, RecordKind.CHECKPOINT})
 """The kinds whose bodies no key hides: which process holds a run, that whoever has no key may see it die; and a digest."""
+_REKEYED, _CHECKPOINT_KIND = int(RecordKind.REKEYED), int(RecordKind.CHECKPOINT)
 NO_SUCH_VALUES = (struct.error, TypeError, ValueError, AttributeError)
 """What sealing raises over values that we never write, such as text where a number belongs."""
 
@@ -306,16 +293,16 @@ def open_run(ring: KeyRing, run: StoredRun, *, tenant: str) -> Sealer:
     return _verify(ring, run, tenant)[0]
 
 
-def read_run(ring: KeyRing, run: StoredRun, *, tenant: str) -> StoredRun:
-    """The run with its bodies as they were noted, once every seal, number and link was checked."""
-    _, sealers = _verify(ring, run, tenant)
-    if not any(sealer.encrypts for sealer in sealers):
-        return run
+def read_run(ring: KeyRing, run: StoredRun, *, tenant: str) -> tuple[StoredRun, Sealer]:
+    """The run with its bodies as they were noted, once every seal, number and link was checked; and its sealer."""
+    newest, sealers = _verify(ring, run, tenant)
+    if not any(sealer.encrypts for sealer in set(sealers)):
+        return run, newest
     records = tuple(sealer.show_record(record) for sealer, record in zip(sealers, run.records, strict=True))
     checkpoint = run.checkpoint
     if checkpoint is not None:
         checkpoint = sealers[_last_checkpoint(run.records)].show_state(checkpoint)
-    return StoredRun(run.row, checkpoint, records)
+    return StoredRun(run.row, checkpoint, records), newest
 
 
 class Sound(NamedTuple):
@@ -399,25 +386,39 @@ def _verify(ring: KeyRing, run: StoredRun, tenant: str) -> tuple[Sealer, Sequenc
 
 def _open_chain(run: StoredRun, sealers: Sequence[Sealer]) -> None:
     """Numbers without a gap, epochs that never fall, each seal over the one before, the last one in the row."""
-    run_id = run.row.run_id
-    previous, epoch = NO_SEAL, 0
-    for number, (record, sealer) in enumerate(zip(run.records, sealers, strict=True), start=1):
-        _require(record.number == number, run_id, f"record {number} is missing or out of its place")
+    row, records = run.row, run.records
+    sound = _count_sound(records, sealers, row.epoch)
+    if sound < len(records):
+        first, number = records[sound], sound + 1
+        _require(first.number == number, row.run_id, f"record {number} is missing or out of its place")
+        raise _corrupt(row.run_id, _why_not(first.body, f"the seal of record {number}"))
+    last = records[-1].seal if records else NO_SEAL
+    _require(hmac.compare_digest(last, row.head), row.run_id, "its last record is not the one its row names")
+
+
+def _count_sound(records: Sequence[StoredRecord], sealers: Sequence[Sealer], latest: int) -> int:
+    """How many records, from the first on, stand in their places. `Sealer.record` written out, as each run is read so."""
+    pack, same = _RECORD.pack, hmac.compare_digest
+    previous, epoch_before = NO_SEAL, 0
+    for at, (sealer, (number, epoch, kind, call, attempt, body, seal)) in enumerate(zip(sealers, records, strict=True)):
         try:
-            in_order = epoch <= record.epoch <= run.row.epoch
-            seal = sealer.record(number, record.epoch, record.kind, record.call, record.attempt, previous, record.body)
-            holds = in_order and hmac.compare_digest(seal, record.seal)
+            if number != at + 1 or not epoch_before <= epoch <= latest:
+                return at
+            place = call.encode()
+            inner, outer = sealer._inner.copy(), sealer._outer.copy()
+            inner.update(pack(b"J", number, epoch, kind, attempt, len(place), len(body)) + place + previous + body)
+            outer.update(inner.digest())
+            if not same(outer.digest(), seal):
+                return at
         except NO_SUCH_VALUES:
-            holds = False
-        if not holds:
-            raise _corrupt(run_id, _why_not(record.body, f"the seal of record {number}"))
-        previous, epoch = record.seal, record.epoch
-    _require(hmac.compare_digest(previous, run.row.head), run_id, "its last record is not the one its row names")
+            return at
+        previous, epoch_before = seal, epoch
+    return len(records)
 
 
 def _sealers_by_record(ring: KeyRing, records: tuple[StoredRecord, ...], newest: Sealer) -> list[Sealer]:
     """The sealer of each record: read from the end, since a `rekeyed` record names the key used before it."""
-    if not any(record.kind == RecordKind.REKEYED for record in records):
+    if _REKEYED not in [record.kind for record in records]:
         return [newest] * len(records)
     sealer, found = newest, []
     for record in reversed(records):
@@ -434,8 +435,8 @@ def checkpoint_digest(step: int, body: bytes) -> bytes:
 
 def _last_checkpoint(records: Sequence[StoredRecord]) -> int:
     """Where among the records the last one stands that names a stored state; -1 where none does."""
-    places = range(len(records) - 1, -1, -1)
-    return next((at for at in places if records[at].kind == RecordKind.CHECKPOINT), -1)
+    kinds = [record.kind for record in reversed(records)]
+    return len(kinds) - 1 - kinds.index(_CHECKPOINT_KIND) if _CHECKPOINT_KIND in kinds else -1
 
 
 def _open_checkpoint(run: StoredRun, sealers: Sequence[Sealer]) -> None:

@@ -13,7 +13,15 @@ from typing import TypeVar
 
 from agent_runtime.clock import Clock
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import RunStatus, StoredCheckpoint, StoredMessage, StoredRecord, StoredRow, StoredRun
+from agent_runtime.journal.records import (
+    RunStatus,
+    StoredCheckpoint,
+    StoredMessage,
+    StoredRecord,
+    StoredRow,
+    StoredRun,
+    new_tuple,
+)
 from agent_runtime.journal.store import MOST_STRAYS, Answer, AnswerKind, Append, BatchStore, Guard, check_append, recency
 from agent_runtime.stores.answers import why_refused
 from agent_runtime.stores.layouts import Layout, nobody_knows
@@ -268,7 +276,7 @@ class SQLiteTables(BatchStore):
         return [StoredMessage._make(row) for row in db.execute(SQL["select_messages"], (self._key(db, run_id),))]
 
     def _read_records(self, db: Database, key: int | None, since: int) -> list[StoredRecord]:
-        return [StoredRecord._make(row) for row in db.execute(SQL["select_records"], (key, since))]
+        return [new_tuple(StoredRecord, row) for row in db.execute(SQL["select_records"], (key, since))]
 
     def _key(self, db: Database, run_id: RunId) -> int | None:
         key = self._keys.get(run_id)
