@@ -411,7 +411,11 @@ class PostgresCheckpointStore(BatchStore):
         renewed = await self._link.write(lambda db: db.fetch(self._sql["renew_all"], *pack_guards(pairs)))
         if renewed is None:
             return []
-        for i, posted in renewed:
+        [[_, count], *told] = renewed
+        if count == len(known):
+            for place in known:
+                answers[place] = _OK
+        for i, posted in told:
             answers[known[i - 1]] = Answer(AnswerKind.OK, posted) if posted else _OK
         left = [place for place in wanted if answers[place] is _UNKNOWN]
         return await self._renew_refused(guards, left, answers) if left else []

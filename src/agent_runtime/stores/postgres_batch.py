@@ -90,7 +90,7 @@ def pack_one(append: Append, guard: Guard, key: int) -> Values:
     row = append.row
     values: Values = (
         key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.number, row.head, row.attempts, row.seal,
-        append.seen, row.wake_at,
+        append.seen, row.wake_at, row.lease_ms, row.format, row.key_id,
     )  # fmt: skip
     for _, _, kind, call, attempt, body, seal in append.records:
         values += (kind, call, attempt, body, _sized(seal))

@@ -11,7 +11,8 @@ CREATE TABLE {store} (
     format integer NOT NULL
 );
 
--- create_runs: one row a run, the only contended row; the dense key is what the journal refers to
+-- create_runs: one row a run, the only contended row; the dense key is what the journal refers to. Half of a page stays free:
+-- a heartbeat renews all of its rows in one transaction, and a row that has to leave its page costs an entry in each index.
 CREATE TABLE {runs} (
     key bigint GENERATED ALWAYS AS IDENTITY (MAXVALUE 549755813887) PRIMARY KEY,
     created_at bigint NOT NULL,
@@ -35,7 +36,7 @@ CREATE TABLE {runs} (
     kind text NOT NULL,
     name text NOT NULL,
     ended_at bigint GENERATED ALWAYS AS (CASE WHEN status >= 8 THEN updated_at END) STORED
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 50);
 
 -- create_unfinished: the runs that are not final, without an index that every append would have to change
 CREATE INDEX {unfinished} ON {runs} (run_id) WHERE status < 8;
@@ -80,8 +81,9 @@ CREATE TABLE {inbox} (
 -- write_format: the form of the tables that were just made
 INSERT INTO {store} (format) VALUES (2);
 
--- add_ended_at: what layout 2 has beyond layout 1, with the index above
+-- add_ended_at: what layout 2 has beyond layout 1, with the index above; and the room in a page, as the table is written anew
 ALTER TABLE {runs}
+SET (fillfactor = 50),
 ADD COLUMN ended_at bigint GENERATED ALWAYS AS (CASE WHEN status >= 8 THEN updated_at END) STORED;
 
 -- raise_format: the form of the tables that were just changed
@@ -124,12 +126,14 @@ SELECT run_id, key FROM {runs} WHERE run_id = ANY ($1::text[]);
 -- append: the guarded update of one run that runs, or shall run again, under its owner, and its one record; of those with
 -- more records the last line of values stands once for each, with the parameters that come next
 -- $1 key, $2 epoch, $3 owner, $4 number and $5 head as they must be; $6 step, $7 number, $8 head, $9 attempts, $10 seal,
--- $11 seen, $12 wake_at as they shall be; then kind, call, attempt, body and seal of each record
+-- $11 seen, $12 wake_at, $13 lease_ms, $14 format, $15 key_id as they shall be; then kind, call, attempt, body and seal of
+-- each record
 WITH p AS MATERIALIZED (
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us WHERE {durably}
 ), written AS (
     UPDATE {runs} u
     SET status = 1, step = $6::int8, number = $7::int8, head = $8::bytea, attempts = $9::int8, seal = $10::bytea,
+        lease_ms = $13::int8, format = $14::int4, key_id = $15::text,
         wake_at = CASE WHEN u.posted > $11::int8 THEN p.us / 1000 ELSE $12::int8 END,
         heartbeat_at = CASE WHEN u.heartbeat_at - p.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE p.us END,
         updated_at = p.us / 1000
@@ -141,7 +145,7 @@ WITH p AS MATERIALIZED (
     INSERT INTO {journal} (place, epoch, attempt, kind, call, body, seal)
     SELECT (w.key << 24) + $4::int8 + v.n, $2::int8, v.attempt, v.kind, v.call, v.body, v.seal
     FROM written w, (VALUES
-        (1, $13::int8, $14::text, $15::int8, $16::bytea, $17::bytea)
+        (1, $16::int8, $17::text, $18::int8, $19::bytea, $20::bytea)
     ) AS v (n, kind, call, attempt, body, seal)
 )
 SELECT posted FROM written;
@@ -301,20 +305,26 @@ SET heartbeat_at = CASE WHEN u.heartbeat_at - p.us BETWEEN 0 AND 1000000 THEN u.
     wake_at = CASE WHEN u.posted = $4::int8 THEN $5::int8 ELSE u.wake_at END
 FROM p WHERE u.run_id = $1 AND u.epoch = $2::int8 AND u.owner = $3::bytea AND u.status < 8 RETURNING u.posted;
 
--- renew_all: the owner of many runs lives; a row that somebody is just writing is passed over, and not waited for.
--- $1 keys, $2 epochs, $3 owners
+-- renew_all: the owner of many runs lives; a row that somebody is just writing is passed over, and not waited for. A row is
+-- locked where it lies, so the update goes there without a look into the index. $1 keys, $2 epochs, $3 owners. Answers with
+-- how many were renewed, under 0, and then with those of which there is more to tell: who has had messages, and where not all
+-- were renewed those that were
 WITH p AS MATERIALIZED (
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us
 ), free AS MATERIALIZED (
-    SELECT k.i, u.key, us
+    SELECT k.i, u.ctid AS place, us
     FROM p, ROWS FROM (unnest($1::text::int8[]), unnest($2::text::int8[])) WITH ORDINALITY AS k (key, epoch, i)
     JOIN {runs} u ON u.key = k.key
     WHERE u.epoch = k.epoch AND u.owner = substring($3::bytea FROM (k.i * 16 - 15)::int4 FOR 16) AND u.status < 8
     FOR NO KEY UPDATE OF u SKIP LOCKED
+), renewed AS MATERIALIZED (
+    UPDATE {runs} u
+    SET heartbeat_at = CASE WHEN u.heartbeat_at - free.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE free.us END
+    FROM free WHERE u.ctid = free.place RETURNING free.i, u.posted
 )
-UPDATE {runs} u
-SET heartbeat_at = CASE WHEN u.heartbeat_at - free.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE free.us END
-FROM free WHERE u.key = free.key RETURNING free.i, u.posted;
+SELECT 0 AS i, count(*) AS posted FROM renewed
+UNION ALL
+SELECT i, posted FROM renewed WHERE posted > 0 OR (SELECT count(*) FROM renewed) < length($3::bytea) / 16;
 
 -- find_owners: who holds runs that were not renewed
 SELECT run_id, epoch, owner, posted FROM {runs} WHERE run_id = ANY ($1::text[]) AND status < 8;
