@@ -309,15 +309,14 @@ class PostgresCheckpointStore(BatchStore):
 
     async def _carry(self, part: list[Placed], answers: list[Answer | None]) -> None:
         """Carry appends to different runs. One that is fenced, or whose run nobody knows, needs no statement."""
-        keys = await self._find_keys([append.row.run_id for _, append in part if append.guard is not None])
-        known = []
-        for place, append in part:
-            if append.guard is not None and append.row.run_id not in keys:
+        guarded = [append.row.run_id for _, append in part if append.guard is not None]
+        keys = await self._find_keys(guarded)
+        if len(keys) < len(guarded):
+            gone = {place for place, append in part if append.guard is not None and append.row.run_id not in keys}
+            for place in gone:
                 answers[place] = _FENCED
-            else:
-                known.append((place, append))
-        cut = batches(known)
-        await _side_by_side([self._carry_batch(batch, keys, answers) for batch in cut])
+            part = [placed for placed in part if placed[0] not in gone]
+        await _side_by_side([self._carry_batch(batch, keys, answers) for batch in batches(part)])
 
     async def _carry_batch(self, batch: list[Placed], keys: Mapping[RunId, int], answers: list[Answer | None]) -> None:
         written = await self._link.write(lambda db: self._write_batch(db, [append for _, append in batch], keys))

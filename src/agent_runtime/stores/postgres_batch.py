@@ -1,7 +1,7 @@
 """The appends of one Postgres statement, packed: a few long strings for the driver instead of many small values.
 
 Integers travel as the text of one array, which the server casts; owners, seals and bodies as joined bytes, which the
-statement cuts. `postgres.sql` says what stands where.
+statement cuts. What rows have in common travels once, as a shape. `postgres.sql` says what stands where.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ def pack_many(appends: Sequence[Append], keys: Mapping[RunId, int]) -> Values:
         count = len(append.records)
         numbers += (shapes.place(append, checkpoint), row.step, row.number, first, count)
         first += count
-    joined = b"".join(marks)
-    if len(joined) != _MARKS * len(appends):
+    joined, written, states = b"".join(marks), b"".join(records.bytes), b"".join(records.states)
+    if (len(joined), len(written), len(states)) != (_MARKS * len(appends), *records.sizes):
         raise ValueError(f"an owner has {OWNER_SIZE} bytes, a seal {SEAL_SIZE}")
     return (
         _array(run_keys), _array(numbers), joined, opened, shapes.texts.all, _array(shapes.numbers),
-        _array(records.numbers), b"".join(records.bytes), _array(records.checkpoints), b"".join(records.states),
+        _array(records.numbers), written, _array(records.checkpoints), states,
     )  # fmt: skip
 
 
@@ -193,14 +193,19 @@ class _Records:
             size = len(name)
             end += size + len(body) + SEAL_SIZE
             self.numbers += (int(kind), attempt, size, end)
-            self.bytes += (name, body, _sized(seal))
+            self.bytes += (name, body, seal)
         self._end = end
         return 0 if append.checkpoint is None else self._keep(append.checkpoint)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many bytes records and checkpoints have, if each seal has as many as it should."""
+        return self._end - 1, self._end_of_states - 1
 
     def _keep(self, checkpoint: StoredCheckpoint) -> int:
         step, body, seal = checkpoint
         self.checkpoints += (step, self._end_of_states, len(body))
-        self.states += (body, _sized(seal))
+        self.states += (body, seal)
         self._end_of_states += len(body) + SEAL_SIZE
         return len(self.checkpoints) // 3
 

@@ -152,7 +152,8 @@ SELECT posted FROM written;
 
 -- append_batch: many appends to different runs, of any kind, each guarded by itself, in the order given: that of the ids.
 -- Rows are locked in that order first, so that two batches cannot wait for each other; the guard is the update itself.
--- $1 keys (-n for the n-th new run); $2 five integers a row: place of its shape, step, number, first record, records;
+-- $1 keys (-n for the n-th new run); $2 five integers a row: place of its shape, step, number, first record, records (which
+-- follow the number that the guard names);
 -- $3 128 bytes a row: guard's owner and head, then owner, head, seal; $4 ids of new runs; $5 texts, referred to by place;
 -- $6 shapes, 13 integers each, named below: what many rows have in common is said once; $7 1, then of each record (kind,
 -- attempt, size of call, where the next begins) and $8 call, body and seal, one behind the other; of each checkpoint $9
