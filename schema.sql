@@ -30,7 +30,7 @@ CREATE TABLE agent_runtime_runs (
     kind text NOT NULL,
     name text NOT NULL,
     ended_at bigint GENERATED ALWAYS AS (CASE WHEN status >= 8 THEN updated_at END) STORED
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 50);
 
 CREATE INDEX agent_runtime_unfinished ON agent_runtime_runs (run_id) WHERE status < 8;
 

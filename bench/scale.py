@@ -194,7 +194,7 @@ def _literal(value: object) -> str:
 
 
 def reading_of(what: str, told: Plan) -> Reading:
-    """What an explained plan says."""
+    """What an explained plan says; its rows are those that it gives back, or that it writes where these are more."""
     top = told["Plan"]
     scans = dict.fromkeys(
         _scan(node)
@@ -202,7 +202,8 @@ def reading_of(what: str, told: Plan) -> Reading:
         if "Relation Name" in node and "Scan" in node["Node Type"] and node.get("Actual Loops", 1)  # 0: never executed
     )
     pages = top["Shared Hit Blocks"] + top["Shared Read Blocks"]
-    return Reading(what, int(top["Actual Rows"]), told["Execution Time"], pages, tuple(scans))
+    rows = max(int(node["Actual Rows"]) for node in _nodes(top) if node is top or node["Node Type"] == "ModifyTable")
+    return Reading(what, rows, told["Execution Time"], pages, tuple(scans))
 
 
 def _nodes(node: Plan) -> Iterator[Plan]:

@@ -8,9 +8,11 @@ from collections import Counter
 from agent_runtime.clock import SYSTEM_CLOCK
 from agent_runtime.errors import StoreUnavailable
 from agent_runtime.journal.records import RecordKind
+from agent_runtime.journal.seal import open_run
 from agent_runtime.journal.store import Answer, AnswerKind, Append
 from agent_runtime.stores.postgres import PostgresCheckpointStore
 from agent_runtime.testing.store_contract import Draft, Entry
+from agent_runtime.testing.store_contract.draft import NEXT_RING, RING, TENANT
 from tests.postgres.bench import fresh_store, opened, session
 from tests.servers import Server, fresh_schema
 
@@ -113,3 +115,44 @@ async def test_appends_go_by_index_also_where_the_plan_was_made_while_the_tables
         sql = f"SELECT seq_tup_read FROM pg_stat_user_tables WHERE schemaname = '{schema}' AND relname LIKE '%_runs'"
         read_in_full = int(postgres.sql(sql))
     assert read_in_full < 3000
+
+
+async def test_an_append_is_stored_alike_alone_and_among_others_however_many_records_it_has(postgres: Server) -> None:
+    bodies = [b"", b"x", b"y" * 300, b"\0\xff", b"z" * 70_000, b"", b"last"]
+    async with fresh_store(postgres) as store:
+        alone, *together = [await opened(store, f"run-{i}") for i in range(4)]
+        for count in range(1, len(bodies) + 1):
+            entries = [Entry(RecordKind.DONE, body, f"{at}/gr\u00f6\u00dfe", at) for at, body in enumerate(bodies[:count])]
+            state = b"state" * count if count % 2 else None
+            lone = alone.append(alone.row, *entries)
+            batch = [
+                together[0].append(together[0].row, *entries),
+                together[1].append(together[1].row, *entries, checkpoint=state),
+                together[2].append(together[2].row._replace(step=together[2].row.step + 1), *entries),
+            ]
+            fresh = Draft.of(f"fresh-{count}")
+            opening = fresh.append(fresh.row, Entry(RecordKind.OPENED, b"input"), *entries, checkpoint=b"first")
+            assert await tell(store, [lone]) == [OK]
+            assert await tell(store, [*batch, opening]) == [OK] * 4
+            alone = alone.after(lone)
+            together = [draft.after(append) for draft, append in zip(together, batch, strict=True)]
+            together_and_alone = [alone, *together, fresh.after(opening)]
+            for draft, append in zip(together_and_alone, [lone, *batch, opening], strict=True):
+                [run] = await store.load_many([draft.run_id])
+                assert run is not None
+                assert run.records[-len(append.records) :] == append.records
+                open_run(RING, run, tenant=TENANT)
+
+
+async def test_a_run_goes_on_to_another_key_and_another_lease_alone_and_among_others(postgres: Server) -> None:
+    async with fresh_store(postgres) as store:
+        drafts = [await opened(store, f"run-{i}") for i in range(3)]
+        rekeyed = [draft.rekey() for draft in drafts]
+        assert await tell(store, rekeyed[:1]) + await tell(store, rekeyed[1:]) == [OK] * 3
+        drafts = [draft.after(append) for draft, append in zip(drafts, rekeyed, strict=True)]
+        leases = [draft.append(draft.row._replace(lease_ms=5_000), Entry(RecordKind.DONE, b"", "0", 1)) for draft in drafts]
+        assert await tell(store, leases[:1]) + await tell(store, leases[1:]) == [OK] * 3
+        for run in await store.load_many([draft.run_id for draft in drafts]):
+            assert run is not None
+            open_run(NEXT_RING, run, tenant=TENANT)
+            assert run.row.lease_ms == 5_000

@@ -101,14 +101,15 @@ class GuardsBySubQuery(PostgresCheckpointStore):
     """Planted: looks at the row to guard a write, instead of letting the update itself look."""
 
     def plant(self) -> None:
+        self._sql.appends = [self._planted(text, "$1::int8") for text in self._sql.appends]
+        self._sql._sql["append_batch"] = self._planted(self._sql["append_batch"], "r.key")
+
+    def _planted(self, text: str, key: str) -> str:
+        start = text.index("u.epoch = ", text.rindex("WHERE u.key = "))
+        end = text.index("RETURNING", start)
+        guard = text[start:end].replace("u.", "x.")
         runs = self._sql.table("runs")
-        for name, key in (("append", "$1::int8"), ("append_batch", "r.key")):
-            text = self._sql._sql[name]
-            start = text.index("u.epoch = ", text.rindex("WHERE u.key = "))
-            end = text.index("RETURNING", start)
-            guard = text[start:end].replace("u.", "x.")
-            text = f"{text[:start]}EXISTS (SELECT FROM {runs} x WHERE x.key = {key} AND {guard})\n    {text[end:]}"
-            self._sql._sql[name] = text
+        return f"{text[:start]}EXISTS (SELECT FROM {runs} x WHERE x.key = {key} AND {guard})\n    {text[end:]}"
 
 
 @pytest.mark.parametrize("interleaving", INTERLEAVINGS)

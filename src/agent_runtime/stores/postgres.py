@@ -55,7 +55,16 @@ from agent_runtime.stores.postgres_batch import (
 )
 from agent_runtime.stores.postgres_ear import ListeningEar, PollingEar
 from agent_runtime.stores.postgres_link import Connection, Lender, Link
-from agent_runtime.stores.postgres_schema import BY_TIME, LAYOUT, Statements, check_session, find_layout, migrate, set_up
+from agent_runtime.stores.postgres_schema import (
+    BY_TIME,
+    LAYOUT,
+    MOST_IN_LINE,
+    Statements,
+    check_session,
+    find_layout,
+    migrate,
+    set_up,
+)
 from agent_runtime.stores.postgres_url import check_names, place_of
 
 MOST_RECORDS = 2**24 - 1
@@ -300,15 +309,14 @@ class PostgresCheckpointStore(BatchStore):
 
     async def _carry(self, part: list[Placed], answers: list[Answer | None]) -> None:
         """Carry appends to different runs. One that is fenced, or whose run nobody knows, needs no statement."""
-        keys = await self._find_keys([append.row.run_id for _, append in part if append.guard is not None])
-        known = []
-        for place, append in part:
-            if append.guard is not None and append.row.run_id not in keys:
+        guarded = [append.row.run_id for _, append in part if append.guard is not None]
+        keys = await self._find_keys(guarded)
+        if len(keys) < len(guarded):
+            gone = {place for place, append in part if append.guard is not None and append.row.run_id not in keys}
+            for place in gone:
                 answers[place] = _FENCED
-            else:
-                known.append((place, append))
-        cut = batches(known)
-        await _side_by_side([self._carry_batch(batch, keys, answers) for batch in cut])
+            part = [placed for placed in part if placed[0] not in gone]
+        await _side_by_side([self._carry_batch(batch, keys, answers) for batch in batches(part)])
 
     async def _carry_batch(self, batch: list[Placed], keys: Mapping[RunId, int], answers: list[Answer | None]) -> None:
         written = await self._link.write(lambda db: self._write_batch(db, [append for _, append in batch], keys))
@@ -325,20 +333,22 @@ class PostgresCheckpointStore(BatchStore):
             if posted is None:
                 refused.append((place, append))
             else:
-                answers[place] = Answer(AnswerKind.OK, posted)
+                answers[place] = Answer(AnswerKind.OK, posted) if posted else _OK
         if refused:
             await self._answer_refused(refused, answers)
 
     async def _write_batch(self, db: Connection, appends: list[Append], keys: Mapping[RunId, int]) -> dict[int, int]:
         """How many messages each run has had, by the append's place in the batch, for those that landed."""
         [first, *others] = appends
-        if not others and first.guard is not None and runs_on(first):
-            found = await db.fetch(self._sql["append"], *pack_one(first, first.guard, keys[first.row.run_id]))
+        if not others and first.guard is not None and len(first.records) <= MOST_IN_LINE and runs_on(first):
+            sql = self._sql.appends[len(first.records) - 1]
+            found = await db.fetch(sql, *pack_one(first, first.guard, keys[first.row.run_id]))
             return {1: found[0][0]} if found else {}
         written = {}
         for i, key, posted in await db.fetch(self._sql["append_batch"], *pack_many(appends, keys)):
             written[i] = posted
-            self._remember(appends[i - 1].row.run_id, key)
+            if appends[i - 1].guard is None:
+                self._remember(appends[i - 1].row.run_id, key)
         return written
 
     async def _answer_refused(self, refused: list[Placed], answers: list[Answer | None]) -> None:
@@ -375,8 +385,8 @@ class PostgresCheckpointStore(BatchStore):
     async def _find_keys(self, run_ids: Sequence[RunId]) -> dict[RunId, int]:
         """The dense keys of those runs that are there."""
         keys = {run_id: self._keys[run_id] for run_id in run_ids if run_id in self._keys}
-        unknown = [run_id for run_id in run_ids if run_id not in keys]
-        if unknown:
+        if len(keys) < len(run_ids):
+            unknown = [run_id for run_id in run_ids if run_id not in keys]
             for run_id, key in await self._link.read(lambda db: db.fetch(self._sql["find_keys"], unknown)):
                 keys[run_id] = key
                 self._remember(run_id, key)
@@ -400,7 +410,11 @@ class PostgresCheckpointStore(BatchStore):
         renewed = await self._link.write(lambda db: db.fetch(self._sql["renew_all"], *pack_guards(pairs)))
         if renewed is None:
             return []
-        for i, posted in renewed:
+        [[_, count], *told] = renewed
+        if count == len(known):
+            for place in known:
+                answers[place] = _OK
+        for i, posted in told:
             answers[known[i - 1]] = Answer(AnswerKind.OK, posted) if posted else _OK
         left = [place for place in wanted if answers[place] is _UNKNOWN]
         return await self._renew_refused(guards, left, answers) if left else []

@@ -1,7 +1,7 @@
 """The appends of one Postgres statement, packed: a few long strings for the driver instead of many small values.
 
 Integers travel as the text of one array, which the server casts; owners, seals and bodies as joined bytes, which the
-statement cuts. `postgres.sql` says what stands where.
+statement cuts. What rows have in common travels once, as a shape. `postgres.sql` says what stands where.
 """
 
 from __future__ import annotations
@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from agent_runtime.ids import RunId
-from agent_runtime.journal.records import AFTER_THE_END, NO_OWNER, NO_SEAL, OWNER_SIZE, SEAL_SIZE, RunStatus
+from agent_runtime.journal.records import (
+    AFTER_THE_END,
+    NO_OWNER,
+    NO_SEAL,
+    OWNER_SIZE,
+    SEAL_SIZE,
+    RunStatus,
+    StoredCheckpoint,
+)
 from agent_runtime.journal.store import Append, Guard
 
 MOST_APPENDS = 256
@@ -27,6 +35,9 @@ Placed: TypeAlias = tuple[int, Append]
 def rounds(appends: Sequence[Append]) -> Iterator[list[Placed]]:
     """All appends, in as few rounds as may be: a run stands once in a round, and its appends keep their order."""
     waiting = list(enumerate(appends))
+    if len({append.row.run_id for append in appends}) == len(appends):
+        yield waiting
+        return
     while waiting:
         seen: set[RunId] = set()
         now: list[Placed] = []
@@ -41,12 +52,14 @@ def rounds(appends: Sequence[Append]) -> Iterator[list[Placed]]:
 
 def batches(placed: Sequence[Placed]) -> list[list[Placed]]:
     """A round in the order of run ids, cut into statements of no more than one may carry."""
+    if len(placed) == 1:
+        return [list(placed)]
     ordered = sorted(placed, key=_run_id)
     cut: list[list[Placed]] = []
     size = 0
     for each in ordered:
         append = each[1]
-        more = sum(len(record.body) for record in append.records)
+        more = sum([len(record.body) for record in append.records])
         more += 0 if append.checkpoint is None else len(append.checkpoint.body)
         if not cut or len(cut[-1]) >= MOST_APPENDS or size + more > MOST_BYTES:
             cut.append([])
@@ -73,14 +86,15 @@ def runs_on(append: Append) -> bool:
 
 
 def pack_one(append: Append, guard: Guard, key: int) -> Values:
-    """The values of `append`."""
+    """The values of `append`, with a line for each record."""
     row = append.row
-    records = _Records()
-    records.add(append)
-    return (
+    values: Values = (
         key, guard.epoch, guard.owner, guard.number, guard.head, row.step, row.number, row.head, row.attempts, row.seal,
-        append.seen, row.wake_at, len(append.records), _array(records.numbers), b"".join(records.bytes),
+        append.seen, row.wake_at, row.lease_ms, row.format, row.key_id,
     )  # fmt: skip
+    for _, _, kind, call, attempt, body, seal in append.records:
+        values += (kind, call, attempt, body, _sized(seal))
+    return values
 
 
 def pack_many(appends: Sequence[Append], keys: Mapping[RunId, int]) -> Values:
@@ -89,37 +103,59 @@ def pack_many(appends: Sequence[Append], keys: Mapping[RunId, int]) -> Values:
     numbers: list[int] = []
     marks: list[bytes] = []
     opened: list[str] = []
-    texts = _Texts()
+    shapes = _Shapes()
     records = _Records()
+    first = 1
     for append in appends:
         row, guard = append.row, append.guard
-        first = len(records.numbers) // 5 + 1
         checkpoint = records.add(append)
-        settles = row.status >= _FIRST_FINAL and all(record.kind in AFTER_THE_END for record in append.records)
         if guard is None:
             opened.append(row.run_id)
             run_keys.append(-len(opened))
-            described = texts.place(row.tenant, row.kind, row.name)
-            was, was_owner, was_head = (0, 0, _NOTHING), NO_OWNER, NO_SEAL
+            marks += (NO_OWNER, NO_SEAL, row.owner, row.head, row.seal)
         else:
             run_keys.append(keys[row.run_id])
-            described = 0
-            heard = _NOTHING if guard.heartbeat_at is None else guard.heartbeat_at
-            was, was_owner, was_head = (guard.epoch, guard.number, heard), guard.owner, guard.head
-        numbers += was
-        numbers += (
-            int(settles), row.format, texts.place(row.key_id), int(row.status), row.step, row.epoch, row.number, row.attempts,
-            row.lease_ms, _NOTHING if row.wake_at is None else row.wake_at, append.seen, described, first,
-            len(append.records), checkpoint,
-        )  # fmt: skip
-        marks += (was_owner, was_head, row.owner, row.head, row.seal)
-    joined = b"".join(marks)
-    if len(joined) != _MARKS * len(appends):
+            marks += (guard.owner, guard.head, row.owner, row.head, row.seal)
+        count = len(append.records)
+        numbers += (shapes.place(append, checkpoint), row.step, row.number, first, count)
+        first += count
+    joined, written, states = b"".join(marks), b"".join(records.bytes), b"".join(records.states)
+    if (len(joined), len(written), len(states)) != (_MARKS * len(appends), *records.sizes):
         raise ValueError(f"an owner has {OWNER_SIZE} bytes, a seal {SEAL_SIZE}")
     return (
-        _array(run_keys), _array(numbers), joined, opened, texts.all, _array(records.numbers), _array(records.checkpoints),
-        b"".join(records.bytes),
+        _array(run_keys), _array(numbers), joined, opened, shapes.texts.all, _array(shapes.numbers),
+        _array(records.numbers), written, _array(records.checkpoints), states,
     )  # fmt: skip
+
+
+class _Shapes:
+    """What rows have in common, kept once: of runs that run on, all but a few integers."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.texts = _Texts()
+        self._places: dict[tuple[object, ...], int] = {}
+
+    def place(self, append: Append, checkpoint: int) -> int:
+        """Where the shape of this row stands, counted from 1."""
+        row, guard, records, _, seen = append
+        settles = row.status >= _FIRST_FINAL and all(record.kind in AFTER_THE_END for record in records)
+        described = (row.tenant, row.kind, row.name) if guard is None else None
+        was = (0, None) if guard is None else (guard.epoch, guard.heartbeat_at)
+        shape = (
+            was, settles, row.format, row.key_id, row.status, row.epoch, row.attempts, row.lease_ms, row.wake_at, seen,
+            described, checkpoint,
+        )  # fmt: skip
+        found = self._places.get(shape)
+        if found is None:
+            found = self._places[shape] = len(self.numbers) + 1
+            epoch, heard = was
+            self.numbers += (
+                epoch, _NOTHING if heard is None else heard, int(settles), row.format, self.texts.place(row.key_id),
+                int(row.status), row.epoch, row.attempts, row.lease_ms, _NOTHING if row.wake_at is None else row.wake_at, seen,
+                0 if described is None else self.texts.place(*described), checkpoint,
+            )  # fmt: skip
+        return found
 
 
 class _Texts:
@@ -139,27 +175,38 @@ class _Texts:
 
 
 class _Records:
-    """Records and checkpoints, one behind the other, and what stands where."""
+    """Records and checkpoints, each one behind the other, and what stands where."""
 
     def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.checkpoints: list[int] = []
-        self.bytes: list[bytes] = []
         self._end = 1
+        self.numbers = [self._end]
+        self.bytes: list[bytes] = []
+        self._end_of_states = 1
+        self.checkpoints: list[int] = []
+        self.states: list[bytes] = []
 
     def add(self, append: Append) -> int:
         """Take what the append writes; the place of its checkpoint, counted from 1, or 0."""
-        for record in append.records:
-            call = record.call.encode()
-            self.numbers += (int(record.kind), record.attempt, len(call), len(record.body), self._end)
-            self.bytes += (call, record.body, _sized(record.seal))
-            self._end += len(call) + len(record.body) + SEAL_SIZE
-        if append.checkpoint is None:
-            return 0
-        step, body, seal = append.checkpoint
-        self.checkpoints += (step, self._end, len(body))
-        self.bytes += (body, _sized(seal))
-        self._end += len(body) + SEAL_SIZE
+        end = self._end
+        for _, _, kind, call, attempt, body, seal in append.records:
+            name = call.encode()
+            size = len(name)
+            end += size + len(body) + SEAL_SIZE
+            self.numbers += (int(kind), attempt, size, end)
+            self.bytes += (name, body, seal)
+        self._end = end
+        return 0 if append.checkpoint is None else self._keep(append.checkpoint)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many bytes records and checkpoints have, if each seal has as many as it should."""
+        return self._end - 1, self._end_of_states - 1
+
+    def _keep(self, checkpoint: StoredCheckpoint) -> int:
+        step, body, seal = checkpoint
+        self.checkpoints += (step, self._end_of_states, len(body))
+        self.states += (body, seal)
+        self._end_of_states += len(body) + SEAL_SIZE
         return len(self.checkpoints) // 3
 
 

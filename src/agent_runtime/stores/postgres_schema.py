@@ -33,6 +33,9 @@ _STEPS = {2: ("add_ended_at", "create_ended", "raise_format")}
 """What makes a layout of the one before it."""
 _ADDED = {("runs", "ended_at"): 2}
 """Columns that not every layout has, and since which they are there."""
+MOST_IN_LINE = 4
+"""How many records an append may have for a statement in which each is a line of values; more come packed."""
+_RECORD_LINE = re.compile(r"\(1, \$(\d+)::[^()]*\)")
 MIGRATION_SECONDS = 3600.0
 """How long a step may take, waiting for others included: the table of runs is written anew."""
 _HEAD = (
@@ -71,6 +74,8 @@ class Statements:
         names["channel"] = self.channel
         names["durably"] = _LOCALLY_DURABLE if pooler else "true"
         self._sql = {name: _filled(text, names) for name, text in read_statements("postgres.sql").items()}
+        self.appends = [_with_records(self._sql["append"], count) for count in range(1, MOST_IN_LINE + 1)]
+        """`append` for one record, for two, and so on."""
 
     def __getitem__(self, name: str) -> str:
         return self._sql[name]
@@ -94,6 +99,19 @@ def schema_sql(prefix: str = "agent_runtime_") -> str:
     """What `psql -f` loads to make the tables in the first schema of the search path: the text of `schema.sql`."""
     made = ";\n\n".join(Statements("", prefix, pooler=False).making)
     return f"{_HEAD}\n\nBEGIN;\n\n{made};\n\nCOMMIT;\n"
+
+
+def _with_records(append: str, count: int) -> str:
+    """`append` for so many records: the line of values that stands for one is repeated, each with parameters of its own."""
+    line = _RECORD_LINE.search(append)
+    assert line is not None, "the statement has a line for one record"
+    types = re.findall(r"::(\w+)", line[0])
+    first = int(line[1])
+    lines = []
+    for at in range(count):
+        values = (f"${first + at * len(types) + i}::{kind}" for i, kind in enumerate(types))
+        lines.append(f"({at + 1}, {', '.join(values)})")
+    return append.replace(line[0], ",\n        ".join(lines))
 
 
 def _filled(text: str, names: dict[str, str]) -> str:

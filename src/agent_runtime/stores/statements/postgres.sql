@@ -11,7 +11,8 @@ CREATE TABLE {store} (
     format integer NOT NULL
 );
 
--- create_runs: one row a run, the only contended row; the dense key is what the journal refers to
+-- create_runs: one row a run, the only contended row; the dense key is what the journal refers to. Half of a page stays free:
+-- a heartbeat renews all of its rows in one transaction, and a row that has to leave its page costs an entry in each index.
 CREATE TABLE {runs} (
     key bigint GENERATED ALWAYS AS IDENTITY (MAXVALUE 549755813887) PRIMARY KEY,
     created_at bigint NOT NULL,
@@ -35,7 +36,7 @@ CREATE TABLE {runs} (
     kind text NOT NULL,
     name text NOT NULL,
     ended_at bigint GENERATED ALWAYS AS (CASE WHEN status >= 8 THEN updated_at END) STORED
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 50);
 
 -- create_unfinished: the runs that are not final, without an index that every append would have to change
 CREATE INDEX {unfinished} ON {runs} (run_id) WHERE status < 8;
@@ -80,8 +81,9 @@ CREATE TABLE {inbox} (
 -- write_format: the form of the tables that were just made
 INSERT INTO {store} (format) VALUES (2);
 
--- add_ended_at: what layout 2 has beyond layout 1, with the index above
+-- add_ended_at: what layout 2 has beyond layout 1, with the index above; and the room in a page, as the table is written anew
 ALTER TABLE {runs}
+SET (fillfactor = 50),
 ADD COLUMN ended_at bigint GENERATED ALWAYS AS (CASE WHEN status >= 8 THEN updated_at END) STORED;
 
 -- raise_format: the form of the tables that were just changed
@@ -121,15 +123,17 @@ FROM pg_stat_replication;
 -- find_keys: the dense keys of runs
 SELECT run_id, key FROM {runs} WHERE run_id = ANY ($1::text[]);
 
--- append: the guarded update of one run that runs, or shall run again, under its owner, and its records
+-- append: the guarded update of one run that runs, or shall run again, under its owner, and its one record; of those with
+-- more records the last line of values stands once for each, with the parameters that come next
 -- $1 key, $2 epoch, $3 owner, $4 number and $5 head as they must be; $6 step, $7 number, $8 head, $9 attempts, $10 seal,
--- $11 seen, $12 wake_at as they shall be; of each record $14 (kind, attempt, size of call, size of body, offset) and in
--- $15 call, body and seal, one behind the other; $13 records
+-- $11 seen, $12 wake_at, $13 lease_ms, $14 format, $15 key_id as they shall be; then kind, call, attempt, body and seal of
+-- each record
 WITH p AS MATERIALIZED (
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us, $14::text::int8[] AS b WHERE {durably}
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us WHERE {durably}
 ), written AS (
     UPDATE {runs} u
     SET status = 1, step = $6::int8, number = $7::int8, head = $8::bytea, attempts = $9::int8, seal = $10::bytea,
+        lease_ms = $13::int8, format = $14::int4, key_id = $15::text,
         wake_at = CASE WHEN u.posted > $11::int8 THEN p.us / 1000 ELSE $12::int8 END,
         heartbeat_at = CASE WHEN u.heartbeat_at - p.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE p.us END,
         updated_at = p.us / 1000
@@ -139,46 +143,45 @@ WITH p AS MATERIALIZED (
     RETURNING u.key, u.posted
 ), journaled AS (
     INSERT INTO {journal} (place, epoch, attempt, kind, call, body, seal)
-    SELECT (w.key << 24) + $4::int8 + n, $2::int8, p.b[n * 5 - 3], p.b[n * 5 - 4],
-           convert_from(substring($15::bytea FROM p.b[n * 5]::int4 FOR p.b[n * 5 - 2]::int4), 'UTF8'),
-           substring($15::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2])::int4 FOR p.b[n * 5 - 1]::int4),
-           substring($15::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2] + p.b[n * 5 - 1])::int4 FOR 32)
-    FROM written w, p, generate_series(1, $13::int4) AS n
+    SELECT (w.key << 24) + $4::int8 + v.n, $2::int8, v.attempt, v.kind, v.call, v.body, v.seal
+    FROM written w, (VALUES
+        (1, $16::int8, $17::text, $18::int8, $19::bytea, $20::bytea)
+    ) AS v (n, kind, call, attempt, body, seal)
 )
 SELECT posted FROM written;
 
 -- append_batch: many appends to different runs, of any kind, each guarded by itself, in the order given: that of the ids.
 -- Rows are locked in that order first, so that two batches cannot wait for each other; the guard is the update itself.
--- $1 keys (-n for the n-th new run); $2 18 integers a row, named below; $3 128 bytes a row: guard's owner and head, then owner, head,
--- seal; $4 ids of new runs; $5 texts, referred to by place; $6 five integers a record and $8 its bytes, as in append;
--- $7 (step, offset, size) of each checkpoint, whose body and seal are in $8
+-- $1 keys (-n for the n-th new run); $2 five integers a row: place of its shape, step, number, first record, records (which
+-- follow the number that the guard names);
+-- $3 128 bytes a row: guard's owner and head, then owner, head, seal; $4 ids of new runs; $5 texts, referred to by place;
+-- $6 shapes, 13 integers each, named below: what many rows have in common is said once; $7 1, then of each record (kind,
+-- attempt, size of call, where the next begins) and $8 call, body and seal, one behind the other; of each checkpoint $9
+-- (step, offset, size) and $10 body and seal
 WITH p AS MATERIALIZED (
-    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us,
-           $2::text::int8[] AS a, $6::text::int8[] AS b, $7::text::int8[] AS c, $5::text[] AS t
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us, $2::text::int8[] AS a, $6::text::int8[] AS s,
+           $5::text[] AS t
     WHERE {durably}
 ), r AS MATERIALIZED (
-    SELECT k.i, k.key, us,
-           a[k.i * 18 - 17] AS was_epoch, a[k.i * 18 - 16] AS was_number, nullif(a[k.i * 18 - 15], -1) AS was_heard,
-           substring($3::bytea FROM (k.i * 128 - 127)::int4 FOR 16) AS was_owner,
-           substring($3::bytea FROM (k.i * 128 - 111)::int4 FOR 32) AS was_head,
-           a[k.i * 18 - 14] = 1 AS settles,
-           a[k.i * 18 - 13]::int4 AS format, t[a[k.i * 18 - 12]::int4] AS key_id, a[k.i * 18 - 11]::int2 AS status,
-           a[k.i * 18 - 10] AS step, a[k.i * 18 - 9] AS epoch, a[k.i * 18 - 8] AS number, a[k.i * 18 - 7] AS attempts,
-           a[k.i * 18 - 6] AS lease_ms, nullif(a[k.i * 18 - 5], -1) AS wake_at, a[k.i * 18 - 4] AS seen,
-           a[k.i * 18 - 3]::int4 AS texts, a[k.i * 18 - 2]::int4 AS first, a[k.i * 18 - 1]::int4 AS records,
-           a[k.i * 18]::int4 AS checkpoint,
-           substring($3::bytea FROM (k.i * 128 - 79)::int4 FOR 16) AS owner,
-           substring($3::bytea FROM (k.i * 128 - 63)::int4 FOR 32) AS head,
-           substring($3::bytea FROM (k.i * 128 - 31)::int4 FOR 32) AS seal
-    FROM p, unnest($1::text::int8[]) WITH ORDINALITY AS k (key, i)
+    SELECT i, key, us, step, number, first, records, marks,
+           s[x] AS was_epoch, nullif(s[x + 1], -1) AS was_heard, s[x + 2] = 1 AS settles, s[x + 3]::int4 AS format,
+           t[s[x + 4]] AS key_id, s[x + 5]::int2 AS status, s[x + 6] AS epoch, s[x + 7] AS attempts, s[x + 8] AS lease_ms,
+           nullif(s[x + 9], -1) AS wake_at, s[x + 10] AS seen, s[x + 11]::int4 AS texts, s[x + 12]::int4 AS checkpoint
+    FROM (
+        SELECT k.i, k.key, us, s, t, a[k.i * 5 - 4]::int4 AS x, a[k.i * 5 - 3] AS step, a[k.i * 5 - 2] AS number,
+               a[k.i * 5 - 1]::int4 AS first, a[k.i * 5]::int4 AS records,
+               substring($3::bytea FROM (k.i * 128 - 127)::int4 FOR 128) AS marks
+        FROM p, unnest($1::text::int8[]) WITH ORDINALITY AS k (key, i)
+        OFFSET 0  -- else each of the names stands for its term, which is worked out again wherever it is used
+    ) AS k
 ), fresh AS MATERIALIZED (
     SELECT ($4::text[])[-r.key] AS run_id, t[r.texts] AS tenant, t[r.texts + 1] AS kind, t[r.texts + 2] AS name, r.*
     FROM p, r WHERE r.key < 0
 ), opened AS (
     INSERT INTO {runs} (run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
                         lease_ms, wake_at, heartbeat_at, created_at, updated_at)
-    SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, owner, number, head, attempts, seal,
-           lease_ms, wake_at, us, us / 1000, us / 1000
+    SELECT run_id, format, key_id, tenant, kind, name, status, step, epoch, substring(marks FROM 49 FOR 16), number,
+           substring(marks FROM 65 FOR 32), attempts, substring(marks FROM 97 FOR 32), lease_ms, wake_at, us, us / 1000, us / 1000
     FROM fresh ORDER BY i
     ON CONFLICT (run_id) DO NOTHING
     RETURNING key, run_id
@@ -186,17 +189,19 @@ WITH p AS MATERIALIZED (
     SELECT r.* FROM r JOIN {runs} u ON u.key = r.key WHERE r.key > 0 ORDER BY r.i FOR NO KEY UPDATE OF u
 ), appended AS (
     UPDATE {runs} u
-    SET format = r.format, key_id = r.key_id, status = r.status, epoch = r.epoch, lease_ms = r.lease_ms, owner = r.owner,
-        step = r.step, number = r.number, head = r.head, attempts = r.attempts, seal = r.seal,
+    SET format = r.format, key_id = r.key_id, status = r.status, epoch = r.epoch, lease_ms = r.lease_ms,
+        owner = substring(r.marks FROM 49 FOR 16), step = r.step, number = r.number, head = substring(r.marks FROM 65 FOR 32),
+        attempts = r.attempts, seal = substring(r.marks FROM 97 FOR 32),
         wake_at = CASE WHEN u.posted > r.seen THEN r.us / 1000 ELSE r.wake_at END,
         heartbeat_at = CASE WHEN u.heartbeat_at - r.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE r.us END,
         updated_at = r.us / 1000
     FROM locked r
-    WHERE u.key = r.key AND u.epoch = r.was_epoch AND u.owner = r.was_owner AND u.number = r.was_number AND u.head = r.was_head
+    WHERE u.key = r.key AND u.epoch = r.was_epoch AND u.owner = substring(r.marks FROM 1 FOR 16)
+      AND u.number = r.number - r.records AND u.head = substring(r.marks FROM 17 FOR 32)
       AND (r.was_heard IS NULL OR u.heartbeat_at = r.was_heard)
       AND (CASE WHEN u.status < 8 THEN u.step BETWEEN r.step - 1 AND r.step
                 ELSE u.status < 11 AND r.settles AND u.status = r.status AND u.step = r.step AND u.epoch = r.epoch
-                     AND u.owner = r.owner END)
+                     AND u.owner = substring(r.marks FROM 49 FOR 16) END)
     RETURNING r.i, u.key, u.posted, r.epoch, r.number, r.first, r.records, r.checkpoint
 ), written AS MATERIALIZED (
     SELECT f.i, o.key, 0::int8 AS posted, f.epoch, f.number, f.first, f.records, f.checkpoint
@@ -205,17 +210,24 @@ WITH p AS MATERIALIZED (
     SELECT i, key, posted, epoch, number, first, records, checkpoint FROM appended
 ), journaled AS (
     INSERT INTO {journal} (place, epoch, attempt, kind, call, body, seal)
-    SELECT (w.key << 24) + w.number - w.records + n - w.first + 1, w.epoch, p.b[n * 5 - 3], p.b[n * 5 - 4],
-           convert_from(substring($8::bytea FROM p.b[n * 5]::int4 FOR p.b[n * 5 - 2]::int4), 'UTF8'),
-           substring($8::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2])::int4 FOR p.b[n * 5 - 1]::int4),
-           substring($8::bytea FROM (p.b[n * 5] + p.b[n * 5 - 2] + p.b[n * 5 - 1])::int4 FOR 32)
-    FROM written w, p, generate_series(w.first, w.first + w.records - 1) AS n
+    SELECT place, epoch, attempt, kind, convert_from(substring($8::bytea FROM start FOR size), 'UTF8'),
+           substring($8::bytea FROM start + size FOR past - start - size - 32), substring($8::bytea FROM past - 32 FOR 32)
+    FROM (
+        SELECT before + n AS place, epoch, b[n * 4 - 2] AS kind, b[n * 4 - 1] AS attempt, b[n * 4]::int4 AS size,
+               b[n * 4 - 3]::int4 AS start, b[n * 4 + 1]::int4 AS past
+        FROM (SELECT $7::text::int8[] AS b OFFSET 0) AS p, (
+            SELECT (key << 24) + number - records - first + 1 AS before, epoch,
+                   generate_series(first, first + records - 1) AS n
+            FROM written
+        ) AS w
+        OFFSET 0
+    ) AS w
 ), kept AS (
     INSERT INTO {checkpoints} (key, step, body, seal)
-    SELECT w.key, p.c[w.checkpoint * 3 - 2],
-           substring($8::bytea FROM p.c[w.checkpoint * 3 - 1]::int4 FOR p.c[w.checkpoint * 3]::int4),
-           substring($8::bytea FROM (p.c[w.checkpoint * 3 - 1] + p.c[w.checkpoint * 3])::int4 FOR 32)
-    FROM written w, p WHERE w.checkpoint > 0
+    SELECT w.key, c[w.checkpoint * 3 - 2],
+           substring($10::bytea FROM c[w.checkpoint * 3 - 1]::int4 FOR c[w.checkpoint * 3]::int4),
+           substring($10::bytea FROM (c[w.checkpoint * 3 - 1] + c[w.checkpoint * 3])::int4 FOR 32)
+    FROM (SELECT $9::text::int8[] AS c OFFSET 0) AS p, written w WHERE w.checkpoint > 0
     ON CONFLICT (key) DO UPDATE SET step = excluded.step, body = excluded.body, seal = excluded.seal
 )
 SELECT i, key, posted FROM written;
@@ -294,20 +306,26 @@ SET heartbeat_at = CASE WHEN u.heartbeat_at - p.us BETWEEN 0 AND 1000000 THEN u.
     wake_at = CASE WHEN u.posted = $4::int8 THEN $5::int8 ELSE u.wake_at END
 FROM p WHERE u.run_id = $1 AND u.epoch = $2::int8 AND u.owner = $3::bytea AND u.status < 8 RETURNING u.posted;
 
--- renew_all: the owner of many runs lives; a row that somebody is just writing is passed over, and not waited for.
--- $1 keys, $2 epochs, $3 owners
+-- renew_all: the owner of many runs lives; a row that somebody is just writing is passed over, and not waited for. A row is
+-- locked where it lies, so the update goes there without a look into the index. $1 keys, $2 epochs, $3 owners. Answers with
+-- how many were renewed, under 0, and then with those of which there is more to tell: who has had messages, and where not all
+-- were renewed those that were
 WITH p AS MATERIALIZED (
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS us
 ), free AS MATERIALIZED (
-    SELECT k.i, u.key, us
+    SELECT k.i, u.ctid AS place, us
     FROM p, ROWS FROM (unnest($1::text::int8[]), unnest($2::text::int8[])) WITH ORDINALITY AS k (key, epoch, i)
     JOIN {runs} u ON u.key = k.key
     WHERE u.epoch = k.epoch AND u.owner = substring($3::bytea FROM (k.i * 16 - 15)::int4 FOR 16) AND u.status < 8
     FOR NO KEY UPDATE OF u SKIP LOCKED
+), renewed AS MATERIALIZED (
+    UPDATE {runs} u
+    SET heartbeat_at = CASE WHEN u.heartbeat_at - free.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE free.us END
+    FROM free WHERE u.ctid = free.place RETURNING free.i, u.posted
 )
-UPDATE {runs} u
-SET heartbeat_at = CASE WHEN u.heartbeat_at - free.us BETWEEN 0 AND 1000000 THEN u.heartbeat_at + 1 ELSE free.us END
-FROM free WHERE u.key = free.key RETURNING free.i, u.posted;
+SELECT 0 AS i, count(*) AS posted FROM renewed
+UNION ALL
+SELECT i, posted FROM renewed WHERE posted > 0 OR (SELECT count(*) FROM renewed) < length($3::bytea) / 16;
 
 -- find_owners: who holds runs that were not renewed
 SELECT run_id, epoch, owner, posted FROM {runs} WHERE run_id = ANY ($1::text[]) AND status < 8;
