@@ -20,9 +20,20 @@ _RUNNING, _FIRST_FINAL = int(RunStatus.RUNNING), int(RunStatus.DONE)
 
 Row = tuple[object, ...]
 
-_VALUES = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_APPEND_MANY = {size: SQL["append_many"].replace(_VALUES, ", ".join([_VALUES] * size)) for size in (64, 16, 4, 1)}
-"""By how many runs it carries: a few sizes, so that each is prepared once."""
+_SIZES = (64, 16, 4, 1)
+"""How many lines of values a statement may have: a few sizes, so that each is prepared once."""
+
+
+def _by_size(name: str, columns: int) -> dict[int, str]:
+    """A statement with so many lines of values, each of which stands for what would be a statement of its own."""
+    line = f"({', '.join('?' * columns)})"
+    assert line in SQL[name], f"{name} has a line of {columns} values"
+    return {size: SQL[name].replace(line, ", ".join([line] * size)) for size in _SIZES}
+
+
+_RUN_COLUMNS, _RECORD_COLUMNS = 11, 8
+_APPEND_MANY = _by_size("append_many", _RUN_COLUMNS)
+_INSERT_RECORDS = _by_size("insert_record", _RECORD_COLUMNS)
 
 
 class Batch:
@@ -51,7 +62,7 @@ class Batch:
         self._runs_on: list[Row] = []
         self._turns: list[Row] = []
         self._settled: list[Row] = []
-        self._records: list[Row] = []
+        self._records: list[object] = []
         self._checkpoints: list[Row] = []
         self.keys: dict[int, None] = {}
         """The keys of the runs, in the order of their appends."""
@@ -64,7 +75,7 @@ class Batch:
             return False
         self.keys[key] = None
         row, guard, records, checkpoint, _ = append
-        self._records += record_values(key, records)
+        add_values(self._records, key, records)
         if checkpoint is not None:
             self._checkpoints.append((key, *checkpoint))
         if guard is None:
@@ -92,7 +103,7 @@ class Batch:
         for statement, rows in self._row_statements():
             if rows and db.executemany(SQL[statement], rows).rowcount != len(rows):
                 return False
-        db.executemany(SQL["insert_record"], self._records)
+        insert_records(db, self._records)
         if self._checkpoints:
             db.executemany(SQL["keep_checkpoint"], self._checkpoints)
         return True
@@ -119,12 +130,21 @@ def runs_on(row: StoredRow, guard: Guard) -> bool:
     return is_same and row.wake_at is None
 
 
-def record_values(key: int, records: Sequence[StoredRecord]) -> list[Row]:
-    """The parameters of `insert_record` for each record of a run."""
-    return [
-        (key, number, epoch, kind, call, attempt, bytearray(body), bytearray(seal))
-        for number, epoch, kind, call, attempt, body, seal in records
-    ]
+def add_values(values: list[object], key: int, records: Sequence[StoredRecord]) -> list[object]:
+    """The values, and behind them the parameters of `insert_record` for each record of a run."""
+    for number, epoch, kind, call, attempt, body, seal in records:
+        values += (key, number, epoch, kind, call, attempt, bytearray(body), bytearray(seal))
+    return values
+
+
+def insert_records(db: Database, values: list[object]) -> None:
+    """Write the records whose parameters these are, in as few statements as may be."""
+    at = 0
+    for size, statement in _INSERT_RECORDS.items():
+        width = size * _RECORD_COLUMNS
+        while len(values) - at >= width:
+            db.execute(statement, values[at : at + width])
+            at += width
 
 
 def on_values(key: int, append: Append, guard: Guard, uptime: int, now: int) -> Row:

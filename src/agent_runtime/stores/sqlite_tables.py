@@ -25,7 +25,7 @@ from agent_runtime.journal.records import (
 from agent_runtime.journal.store import MOST_STRAYS, Answer, AnswerKind, Append, BatchStore, Guard, check_append, recency
 from agent_runtime.stores.answers import why_refused
 from agent_runtime.stores.layouts import Layout, nobody_knows
-from agent_runtime.stores.sqlite_batch import Batch, on_values, record_values, runs_on
+from agent_runtime.stores.sqlite_batch import Batch, add_values, insert_records, on_values, runs_on
 from agent_runtime.stores.sqlite_file import SQL, Database, find_layout, migrate
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class SQLiteTables(BatchStore):
         if key is not None and guard is not None and checkpoint is None and runs_on(row, guard):
             values = on_values(key, append, guard, self._uptime(), self._clock.now_ms())
             if db.execute(SQL["append"], values).rowcount:
-                db.executemany(SQL["insert_record"], record_values(key, records))
+                insert_records(db, add_values([], key, records))
                 return self._posted_answers(db, (key,))[0]
         return self._append_all(db, [append])[0]
 
