@@ -95,9 +95,11 @@ class Journal:
         "_guard",
         "_loop",
         "_lost",
+        "_next_guard",
         "_pid",
         "_released",
         "_sealer",
+        "_taken_number",
         "_taken_step",
         "_waiters",
         "attempts",
@@ -146,7 +148,9 @@ class Journal:
         self._flying: Append | None = None
         self._enrolled = False
         self._released = False
-        self._taken_step = row.step - 1
+        self._taken_step, self._taken_number = row.step - 1, row.number
+        self._next_guard = guard
+        """What the store's row holds once the append in flight has landed."""
         self._waiters: tuple[tuple[int, asyncio.Future[None]], ...] = ()
         self._failure: BaseException | None = None
         self._lost: Sequence[Noted] = ()
@@ -234,18 +238,18 @@ class Journal:
         """
         if self._failure is not None or getpid() != self._pid:
             raise self._why_stopped()
-        is_idle = self._flying is None and not self._enrolled
-        if is_idle and not self._buffer:
-            return None
-        if is_idle and is_alone and self._commits.carry_now(self):
-            if self._failure is not None:
-                raise self._failure
-            return None
+        if self._flying is None and not self._enrolled:
+            if not self._buffer:
+                return None
+            if is_alone and self._commits.carry_now(self):
+                if self._failure is not None:
+                    raise self._failure
+                return None
+            if self._flying is None:  # an append that was to go at once may be on its way all the same
+                self._enrolled = True
+                self._commits.enroll(self)
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters += ((self.number, waiter),)
-        if is_idle and self._flying is None:  # an append that was to go at once may be on its way all the same
-            self._enrolled = True
-            self._commits.enroll(self)
         return waiter
 
     @property
@@ -304,9 +308,11 @@ class Journal:
         self.head = records[-1].seal
         if self._guard is None:
             self.opened_seal = records[0].seal
-        append = new_tuple(Append, (self._row(), self._guard, records, self._checkpoint, self.seen))
+        owner = NO_OWNER if self._released else self.owner
+        append = new_tuple(Append, (self._row(owner), self._guard, records, self._checkpoint, self.seen))
         self._checkpoint = None
-        self._flying, self._taken_step = append, self.step
+        self._flying, self._taken_step, self._taken_number = append, self.step, self.number
+        self._next_guard = new_tuple(Guard, (self.epoch, owner, self.number, self.head, None))
         return append
 
     def landed(self, answer: Answer, sent_at: float) -> None:
@@ -318,10 +324,8 @@ class Journal:
             self._flying = None
             return
         self._flying = None
-        row = append.row
-        number = row.number
-        self._guard = new_tuple(Guard, (row.epoch, row.owner, number, row.head, None))
-        self._claimed_epoch = row.epoch
+        self._guard = self._next_guard
+        self._claimed_epoch = self.epoch
         self.written_at = sent_at
         if posted > self.posted:
             self.posted = posted
@@ -331,7 +335,7 @@ class Journal:
             self.trusted_until = trusted_until
         waiters, self._waiters = self._waiters, ()
         for noted, waiter in waiters:
-            if noted > number:
+            if noted > self._taken_number:
                 self._waiters += ((noted, waiter),)
             elif not waiter.done():
                 waiter.set_result(None)
@@ -368,10 +372,9 @@ class Journal:
             return self._failure
         return Fenced(f"run {self.run_id!r} belongs to process {self._pid}, and this is a copy of it")
 
-    def _row(self) -> StoredRow:
+    def _row(self, owner: bytes) -> StoredRow:
         """The row as the next commit sets it, sealed."""
         sealer, status = self._sealer, int(self.status)
-        owner = NO_OWNER if self._released else self.owner
         seal = sealer.row_of(self.kind, self.name, status, self.step, self.epoch, owner, self.number, self.head, self.attempts)
         return new_tuple(StoredRow, (
             self.run_id, FORMAT, sealer.key_id, sealer.tenant, self.kind, self.name, status, self.step, self.epoch, owner,

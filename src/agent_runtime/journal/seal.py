@@ -46,8 +46,8 @@ from agent_runtime.journal.records import (
 )
 
 __all__ = [
-    "IN_CLEAR", "NO_SUCH_VALUES", "CheckpointKey", "KeyRing", "Noted", "Sealer", "Sound", "checkpoint_digest", "derive_key",
-    "open_message", "open_row", "open_run", "parse_key", "read_run", "read_sound", "sealer_for",
+    "IN_CLEAR", "NO_SUCH_VALUES", "CheckpointKey", "KeyRing", "Noted", "Sealer", "Sound", "checkpoint_digest",
+    "derive_key", "open_message", "open_row", "open_run", "parse_key", "read_run", "read_sound", "sealer_for",
 ]  # fmt: skip
 
 Noted: TypeAlias = tuple[int, str, int, bytes]
@@ -60,7 +60,8 @@ _BLOCK = 64
 _IPAD = bytes(byte ^ 0x36 for byte in range(256))
 _OPAD = bytes(byte ^ 0x5C for byte in range(256))
 _RECORD = struct.Struct(">cQQBIIQ")
-_ROW = struct.Struct(">cBQQQQII")
+_ROW = struct.Struct(">cBQQQQ")
+_LENGTHS = struct.Struct(">II")
 _CHECKPOINT = struct.Struct(">cQQ")
 _MESSAGE = struct.Struct(">cIQ")
 _LENGTH = struct.Struct(">I")
@@ -111,10 +112,7 @@ class Sealer:
     def record(self, number: int, epoch: int, kind: int, call: str, attempt: int, previous: bytes, body: bytes) -> bytes:
         """The seal of a record, of a body as it is stored, after the one whose seal is `previous`."""
         place = call.encode()
-        inner, outer = self._inner.copy(), self._outer.copy()
-        inner.update(_RECORD.pack(b"J", number, epoch, kind, attempt, len(place), len(body)) + place + previous + body)
-        outer.update(inner.digest())
-        return outer.digest()
+        return self._seal(_RECORD.pack(b"J", number, epoch, kind, attempt, len(place), len(body)) + place + previous + body)
 
     def chain(self, noted: Sequence[Noted], *, number: int, epoch: int, previous: bytes) -> tuple[StoredRecord, ...]:
         """The records that follow number `number`, whose seal is `previous`: each sealed over the one before it."""
@@ -126,7 +124,8 @@ class Sealer:
             number += 1
             place = call.encode()
             inner, outer = new_inner(), new_outer()
-            inner.update(pack(b"J", number, epoch, code, attempt, len(place), len(body)) + place + previous + body)
+            header = pack(b"J", number, epoch, code, attempt, len(place), len(body))
+            inner.update(b"".join((header, place, previous, body)))
             outer.update(inner.digest())
             previous = outer.digest()
             records.append(new_tuple(StoredRecord, (number, epoch, code, call, attempt, body, previous)))
@@ -140,9 +139,8 @@ class Sealer:
         self, kind: str, name: str, status: int, step: int, epoch: int, owner: bytes, number: int, head: bytes, attempts: int
     ) -> bytes:
         """The seal of a row of these columns; format, key id, tenant and run are the sealer's own."""
-        what, called = kind.encode(), name.encode()
-        header = _ROW.pack(b"R", status, step, epoch, number, attempts, len(what), len(called))
-        return _mac(self._inner, self._outer, header + what + called + owner + head)
+        header = _ROW.pack(b"R", status, step, epoch, number, attempts)
+        return _mac(self._inner, self._outer, b"".join((header, _named(kind, name), owner, head)))
 
     def checkpoint(self, step: int, body: bytes) -> bytes:
         """The seal of the state at a step, of a body as it is stored."""
@@ -164,7 +162,7 @@ class Sealer:
         if self._cipher is None:
             return StoredMessage(sha256(named).digest(), kind, body, self.message(kind, body))
         digest = self._seal(b"D" + named)  # a digest that anybody could make would tell what was said to whoever guesses it
-        hidden = self._cipher.hide(_place_of_message(kind), body)
+        hidden = self._cipher.hide(b"M" + kind.encode(), body)
         return StoredMessage(digest, kind, hidden, self.message(kind, hidden))
 
     def _seal(self, data: bytes) -> bytes:
@@ -190,7 +188,7 @@ class Sealer:
         """The message with its body as it was written."""
         if self._cipher is None:
             return message
-        return message._replace(body=self._show("a message", _place_of_message(message.kind), message.body))
+        return message._replace(body=self._show("a message", b"M" + message.kind.encode(), message.body))
 
     def _show(self, what: str, place: bytes, body: bytes) -> bytes:
         assert self._cipher is not None, "what is shown was hidden"
@@ -217,10 +215,6 @@ def _place_of_state(step: int) -> bytes:
     return b"C" + _STEP.pack(step)
 
 
-def _place_of_message(kind: str) -> bytes:
-    return b"M" + kind.encode()
-
-
 @lru_cache(maxsize=16)
 def _hash_states(key: bytes) -> tuple[Hash, Hash]:
     """The two hash states of HMAC under a key of the ring, from which the key of every run is derived."""
@@ -233,6 +227,12 @@ def _mac(inner: Hash, outer: Hash, data: bytes) -> bytes:
     inner.update(data)
     outer.update(inner.digest())
     return outer.digest()
+
+
+@lru_cache(maxsize=256)
+def _named(kind: str, name: str) -> bytes:
+    what, called = kind.encode(), name.encode()
+    return _LENGTHS.pack(len(what), len(called)) + what + called
 
 
 def _text(text: str) -> bytes:
@@ -406,7 +406,8 @@ def _count_sound(records: Sequence[StoredRecord], sealers: Sequence[Sealer], lat
                 return at
             place = call.encode()
             inner, outer = sealer._inner.copy(), sealer._outer.copy()
-            inner.update(pack(b"J", number, epoch, kind, attempt, len(place), len(body)) + place + previous + body)
+            header = pack(b"J", number, epoch, kind, attempt, len(place), len(body))
+            inner.update(b"".join((header, place, previous, body)))
             outer.update(inner.digest())
             if not same(outer.digest(), seal):
                 return at
