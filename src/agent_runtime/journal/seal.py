@@ -61,7 +61,6 @@ _IPAD = bytes(byte ^ 0x36 for byte in range(256))
 _OPAD = bytes(byte ^ 0x5C for byte in range(256))
 _RECORD = struct.Struct(">cQQBIIQ")
 _ROW = struct.Struct(">cBQQQQ")
-_LENGTHS = struct.Struct(">II")
 _CHECKPOINT = struct.Struct(">cQQ")
 _MESSAGE = struct.Struct(">cIQ")
 _LENGTH = struct.Struct(">I")
@@ -232,7 +231,7 @@ def _mac(inner: Hash, outer: Hash, data: bytes) -> bytes:
 @lru_cache(maxsize=256)
 def _named(kind: str, name: str) -> bytes:
     what, called = kind.encode(), name.encode()
-    return _LENGTHS.pack(len(what), len(called)) + what + called
+    return _LENGTH.pack(len(what)) + _LENGTH.pack(len(called)) + what + called
 
 
 def _text(text: str) -> bytes:
