@@ -445,18 +445,19 @@ def start(
     kind: str,
     name: str,
     context: RunContext | None,
-    given: Mapping[str, object],
+    given: Mapping[str, object] | bytes,
     keys_of: RunId | None = None,
 ) -> Run:
     """A new run, opened and claimed with its first barrier; `Fenced` there says that the id is or was in use.
 
-    `given` is plain data that has been checked. `keys_of`: the run whose calls it takes back, under their keys.
+    `given` is plain data that has been checked, or how such is recorded; then the run does not keep it. `keys_of`: the run
+    whose calls it takes back, under their keys.
     """
-    opened = {
+    opened: dict[str, object] = {
         "context": {} if context is None else context.to_plain(),
         "namespace": backing.namespace,
-        "input": given,
         **({} if keys_of is None else {"keys_of": keys_of}),
+        "input": given,
     }
     body = _opened_body(backing, run_id, opened)
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=run_id)
@@ -467,18 +468,25 @@ def start(
     trace = trace_of(backing, row) if backing.sinks else ""
     claimed = claimed_body(own_mark().pid, "start", trace=trace)
     journal.note(RecordKind.CLAIMED, body=codec.timed(claimed, backing.clock.now_ms()))
-    run = Run(backing, journal, opened=opened, lives={}, recovering=False)
+    kept = opened if isinstance(given, Mapping) else {**opened, "input": None}
+    run = Run(backing, journal, opened=kept, lives={}, recovering=False)
     if run.has_sinks:
         run.announce_when_committed("run.started", run.told())
     return run
 
 
-def _opened_body(backing: Backing, run_id: RunId, opened: Mapping[str, object]) -> bytes:
+def _opened_body(backing: Backing, run_id: RunId, opened: dict[str, object]) -> bytes:
+    what, given = f"the input of run {run_id!r}", opened["input"]
+    if isinstance(given, bytes):
+        about = codec.encode_checked({name: value for name, value in opened.items() if name != "input"})
+        body = b'%b,"input":%b}' % (about[:-1], given)
+        backing.check_room(len(body), what)
+        return body
     try:
         codec.check_size(opened, backing.most_bytes)
         return codec.encode_checked(opened, backing.most_bytes)
     except TooLarge as error:
-        raise error.about(f"the input of run {run_id!r}") from None
+        raise error.about(what) from None
 
 
 def check_identity(stored: RunContext, given: RunContext | None, run_id: str) -> RunContext:

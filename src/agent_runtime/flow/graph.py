@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Generic, Self
 
+from agent_runtime import codec
 from agent_runtime.errors import FlowError
 from agent_runtime.flow.checks import check_graph, check_name, check_node
 from agent_runtime.flow.description import Described, describe, digest_of, draw
@@ -127,6 +128,11 @@ class Flow(Generic[S]):
     def described(self) -> Described:
         """The graph as plain data, as a run records it."""
         return describe(self.graph)
+
+    @cached_property
+    def recorded(self) -> bytes:
+        """The description as it is recorded."""
+        return codec.encode(self.described)
 
     @cached_property
     def digest(self) -> str:

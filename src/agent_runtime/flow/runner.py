@@ -134,7 +134,7 @@ class FlowRunner:
         self._check(flow)
         known_id = check_run_id(run_id if run_id is not None else self._backing.entropy.draw(16).hex())
         fields, checked = flow.shape.freeze(flow.shape.check(state))
-        opened = given(fields, flow.described)
+        opened = given(flow.shape, fields, flow.recorded)
         run = start(self._backing, known_id, kind=KIND, name=flow.name, context=ctx, given=opened)
         keeper = Keeper(run, flow.shape, flow.digest, fields, first_held(fields))
         first = first_position(flow.graph)

@@ -28,9 +28,9 @@ LARGE_BYTES = 512
 _OPENED = 1
 
 
-def given(fields: Fields, described: Described) -> dict[str, object]:
-    """What a run is opened with."""
-    return {"state": {name: codec.decode(data) for name, data in fields.items()}, "graph": described}
+def given(shape: StateShape[Any], fields: Fields, graph: bytes) -> bytes:
+    """What a run is opened with, as it is recorded: `graph` is its description."""
+    return b'{"state":%b,"graph":%b}' % (shape.join(fields), graph)
 
 
 class Saved(NamedTuple):
@@ -71,7 +71,8 @@ class Keeper:
         `TooLarge`, and nothing of the state is noted, where there is no room for it.
         """
         run = self._run
-        self._check_room(fields)
+        if sum(map(len, fields.values())) > run.most_bytes:
+            self._check_room(fields)
         for name, data in fields.items():
             if self._last.get(name) != data:
                 self._held.pop(name, None)
@@ -80,7 +81,8 @@ class Keeper:
                 self._held[name] = run.journal.number
                 await run.barrier_if_each()
         body = _write(self._shape, position, fields, self._held, self._digest)
-        run.backing.check_room(len(body), f"the state of flow {run.journal.name!r}")
+        if len(body) > run.most_bytes:
+            run.backing.check_room(len(body), f"the state of flow {run.journal.name!r}")
         self._last = fields
         run.journal.move_to_next_step()
         run.journal.keep_state(body)

@@ -124,7 +124,8 @@ class StateShape(Generic[S]):
             where = codec.difference(value, other, f"$.{name}")
             if where is not None:
                 return where
-        return codec.difference(state.__pydantic_extra__, again.__pydantic_extra__)
+        extra, other_extra = state.__pydantic_extra__, again.__pydantic_extra__
+        return None if extra is other_extra else codec.difference(extra, other_extra)
 
     def _read(self, fields: Fields) -> S:
         data = self.join(fields)

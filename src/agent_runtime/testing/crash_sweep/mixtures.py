@@ -206,11 +206,12 @@ def _add(whole: Row, row: Row) -> None:
 async def leave_behind(world: World, left: Sequence[Left]) -> None:
     """Write the run as its first worker left it, which is gone."""
     scenario = world.scenario
-    opened: dict[str, Any] = {"messages": encode_messages(read_messages("go"))}
+    opened: Mapping[str, object] | bytes = {"messages": encode_messages(read_messages("go"))}
     name = ""
     if isinstance(scenario, FlowScenario):
         name = scenario.flow.name
-        opened = given(scenario.flow.shape.freeze(scenario.state)[0], scenario.flow.described)
+        shape = scenario.flow.shape
+        opened = given(shape, shape.freeze(scenario.state)[0], scenario.flow.recorded)
     run = start(world.backing, world.run_id, kind=world.program.kind, name=name, context=None, given=opened)
     try:
         await run.barrier_if_each()
