@@ -44,7 +44,7 @@ class StateShape(Generic[S]):
         self.model = model
         self.fields: Mapping[str, Any] = model.model_fields
         """The fields of the model, by name."""
-        self._names: dict[str, bytes] = {}
+        self._names = _Names()
         self.reducers: Mapping[str, Reducer] = {
             name: reducer for name, info in model.model_fields.items() if (reducer := _reducer(info.metadata)) is not None
         }
@@ -65,7 +65,8 @@ class StateShape(Generic[S]):
 
     def change(self, state: S, values: Mapping[str, object], *, by: str) -> S:
         """The state with other values, validated; `FlowError` names the field that does not fit, and who wrote it."""
-        return self._validate({**dict(iter(state)), **values}, by)
+        held = {name: value for name, value in state.__dict__.items() if name in self.fields}
+        return self._validate({**held, **(state.__pydantic_extra__ or {}), **values}, by)
 
     def copy(self, state: S) -> S:
         """An equal state that shares nothing that can be changed: what code does to it changes no other."""
@@ -103,13 +104,8 @@ class StateShape(Generic[S]):
 
     def join(self, fields: Fields) -> bytes:
         """Fields as one object."""
-        return b"{" + b",".join([self._name(name) + data for name, data in fields.items()]) + b"}"
-
-    def _name(self, name: str) -> bytes:
-        known = self._names.get(name)
-        if known is None:
-            known = self._names[name] = codec.encode_checked(name) + b":"
-        return known
+        names = self._names
+        return b"{%b}" % b",".join([names[name] + data for name, data in fields.items()])
 
     def _difference(self, state: S, again: S) -> str | None:
         """What `codec.difference` says, which looks more closely than most fields need."""
@@ -138,6 +134,14 @@ class StateShape(Generic[S]):
             return self._adapter.validate_python(values, by_name=True, by_alias=True)
         except ValidationError as error:
             raise FlowError(f"{by} does not fit {self.model.__name__}: {codec.told(error)}") from error
+
+
+class _Names(dict[str, bytes]):
+    """Names of fields as they stand before their values."""
+
+    def __missing__(self, name: str) -> bytes:
+        written = self[name] = codec.encode_checked(name) + b":"
+        return written
 
 
 _ATOMS = frozenset({str, int, float, bool, type(None)})

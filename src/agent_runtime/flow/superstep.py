@@ -75,7 +75,7 @@ def check_writers(graph: Graph, frontier: tuple[str, ...]) -> None:
 def gather(graph: Graph, state: Any, outcomes: Mapping[str, Outcome]) -> Any:
     """The state with what the nodes wrote, in the order in which they were added."""
     shape = graph.shape
-    held = dict(state)
+    held = vars(state)
     values: dict[str, object] = {}
     writers: dict[str, str] = {}
     for name, node in graph.nodes.items():
