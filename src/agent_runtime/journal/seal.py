@@ -13,8 +13,7 @@ Rules of this file:
 * A key of the ring may encrypt: then bodies are hidden first, and sealed as they are hidden. Whether a body is hidden is
   the key's property, which its seals tell: a ring that says otherwise finds that they do not hold.
 
-The MAC is HMAC-SHA-256 (RFC 2104), kept as two hash states that are copied, since the header's constant part and the
-padded key need to be hashed only once a run.
+The MAC is HMAC-SHA-256; the header's constant part and the key are hashed only once a run.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from agent_runtime.errors import CheckpointStoreCorrupt, NewerFormat, RevokedKey
 from agent_runtime.journal.cipher import Cipher
+from agent_runtime.journal.hashing import begin_mac, mac, states_of
 from agent_runtime.journal.keys import CheckpointKey, KeyRing, parse_key
 from agent_runtime.journal.records import (
     FORMAT,
@@ -53,12 +53,6 @@ __all__ = [
 Noted: TypeAlias = tuple[int, str, int, bytes]
 """A record that has its place in line and no seal yet: kind, call, attempt, body."""
 
-if TYPE_CHECKING:
-    from hashlib import _Hash as Hash
-
-_BLOCK = 64
-_IPAD = bytes(byte ^ 0x36 for byte in range(256))
-_OPAD = bytes(byte ^ 0x5C for byte in range(256))
 _RECORD = struct.Struct(">cQQBIIQ")
 _ROW = struct.Struct(">cBQQQQ")
 _CHECKPOINT = struct.Struct(">cQQ")
@@ -75,7 +69,7 @@ NO_SUCH_VALUES = (struct.error, TypeError, ValueError, AttributeError)
 
 def derive_key(key: bytes, purpose: str, *, tenant: str, run_id: str) -> bytes:
     """The key of one run for one purpose: 32 bytes that tell nothing of the ring's key, nor of any other run's."""
-    return _mac(*_hash_states(key), _label(purpose, tenant, run_id))
+    return mac(*states_of(key), _label(purpose, tenant, run_id))
 
 
 def _label(purpose: str, tenant: str, run_id: str) -> bytes:
@@ -97,10 +91,8 @@ class Sealer:
         self.tenant = tenant
         self.run_id = run_id
         own = derive_key(key, SEAL_HIDDEN if encrypts else SEAL, tenant=tenant, run_id=run_id)
-        block = own.ljust(_BLOCK, b"\0")
         header = b"agent-runtime" + bytes([FORMAT]) + _text(key_id) + _text(tenant) + _text(run_id)
-        self._inner = sha256(block.translate(_IPAD) + header)
-        self._outer = sha256(block.translate(_OPAD))
+        self._inner, self._outer = begin_mac(own, header)
         self._cipher = Cipher(derive_key(key, ENCRYPT, tenant=tenant, run_id=run_id)) if encrypts else None
 
     @property
@@ -139,7 +131,7 @@ class Sealer:
     ) -> bytes:
         """The seal of a row of these columns; format, key id, tenant and run are the sealer's own."""
         header = _ROW.pack(b"R", status, step, epoch, number, attempts)
-        return _mac(self._inner, self._outer, b"".join((header, _named(kind, name), owner, head)))
+        return mac(self._inner, self._outer, b"".join((header, _named(kind, name), owner, head)))
 
     def checkpoint(self, step: int, body: bytes) -> bytes:
         """The seal of the state at a step, of a body as it is stored."""
@@ -165,7 +157,7 @@ class Sealer:
         return StoredMessage(digest, kind, hidden, self.message(kind, hidden))
 
     def _seal(self, data: bytes) -> bytes:
-        return _mac(self._inner, self._outer, data)
+        return mac(self._inner, self._outer, data)
 
     # Hidden bodies. Whoever shows one has checked its seal.
 
@@ -212,20 +204,6 @@ def _place_of_record(number: int, epoch: int, kind: int, call: str, attempt: int
 
 def _place_of_state(step: int) -> bytes:
     return b"C" + _STEP.pack(step)
-
-
-@lru_cache(maxsize=16)
-def _hash_states(key: bytes) -> tuple[Hash, Hash]:
-    """The two hash states of HMAC under a key of the ring, from which the key of every run is derived."""
-    block = (key if len(key) <= _BLOCK else sha256(key).digest()).ljust(_BLOCK, b"\0")
-    return sha256(block.translate(_IPAD)), sha256(block.translate(_OPAD))
-
-
-def _mac(inner: Hash, outer: Hash, data: bytes) -> bytes:
-    inner, outer = inner.copy(), outer.copy()
-    inner.update(data)
-    outer.update(inner.digest())
-    return outer.digest()
 
 
 @lru_cache(maxsize=256)
