@@ -1,4 +1,4 @@
-"""HMAC-SHA-256 (RFC 2104) by two hash states that are copied: a key, and what all messages begin with, are hashed once. Pure."""
+"""HMAC-SHA-256 (RFC 2104) by hash states that are copied: a key, and what all messages begin with, are hashed once. Pure."""
 
 from __future__ import annotations
 
