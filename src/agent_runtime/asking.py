@@ -130,7 +130,7 @@ class Gate:
             no_self=approval.no_self,
         )  # fmt: skip
         check_args_size(len(body), run.most_bytes)
-        run.note(RecordKind.PENDING, self._call, 0, body)
+        run.journal.note(RecordKind.PENDING, self._call, 0, body)
         await run.barrier_if_each()
         life = CallLife(self._call, CallState.PENDING, attempts, pending=body)
         if run.has_sinks:
@@ -141,7 +141,7 @@ class Gate:
         """Ask the port, where there is one; else the request stays open."""
         run, request = self._run, self._request(life)
         if life.state is CallState.ASKING:  # its worker was asking, and is gone: it never sent
-            run.note(RecordKind.UNSENT, self._call, life.attempts, NOT_AGREED)
+            run.journal.note(RecordKind.UNSENT, self._call, life.attempts, NOT_AGREED)
             life.state = CallState.PENDING
             await run.barrier_if_each()
         if await self._is_late(life):
@@ -150,15 +150,15 @@ class Gate:
             raise CallPaused(request)
         attempt = life.attempts + 1
         intent = b"%b%d%b}" % (self._asked, run.now_ms(), self._tool.recorded_settling)
-        run.note(RecordKind.STARTED, self._call, attempt, intent)
+        run.journal.note(RecordKind.STARTED, self._call, attempt, intent)
         await run.ready_to_act(is_alone=False)
         checked = await self._answer(request, life)
         verdict = checked.verdict
         if verdict.decision is not Decision.APPROVE:
-            run.note(RecordKind.UNSENT, self._call, attempt, NOT_AGREED)
+            run.journal.note(RecordKind.UNSENT, self._call, attempt, NOT_AGREED)
             await run.barrier_if_each()
         body = verdict_body(checked, run.now_ms())
-        run.note(RecordKind.VERDICT, self._call, 0, body)
+        run.journal.note(RecordKind.VERDICT, self._call, 0, body)
         await run.barrier_if_each()
         if run.has_sinks:
             run.announce_when_committed("approval.decided", {**self._told(request), **told_verdict(verdict)})

@@ -215,7 +215,7 @@ def note_ending(
     run: Run, call: CallId, attempt: int, body: bytes, siblings: Siblings, told: Mapping[str, object] | None
 ) -> bool:
     """Note a call's ending; whether it is to be written by itself: while a sibling is still on its way."""
-    run.note(_ENDED, call, attempt, codec.timed(body, run.now_ms()))
+    run.journal.note(_ENDED, call, attempt, codec.timed(body, run.now_ms()))
     if told is not None and run.has_sinks:
         run.announce_when_committed("call.done", told)
     siblings.running -= 1
@@ -280,7 +280,7 @@ class _Attempts:
         if self.is_started:
             self.is_started = False
         else:
-            self.run.note(_STARTED, self.call, self.attempt, b"%b%d%b}" % (self.asked, self.started_ms, self.ends))
+            self.run.journal.note(_STARTED, self.call, self.attempt, b"%b%d%b}" % (self.asked, self.started_ms, self.ends))
 
     def announce_started(self) -> None:
         """The act is about to be made: told in the task that makes it."""
@@ -314,7 +314,7 @@ class _Attempts:
                 return None
             case Unsent(error):
                 body = error_body(error, self.run.backing.redact)
-                self.run.note(RecordKind.UNSENT, self.call, self.attempt, codec.timed(body, self.run.now_ms()))
+                self.run.journal.note(RecordKind.UNSENT, self.call, self.attempt, codec.timed(body, self.run.now_ms()))
                 if self.tries_left <= 0:
                     return error_body(error, self.run.backing.redact)
                 await self.run.barrier()
@@ -337,7 +337,7 @@ class _Attempts:
         """It happened, and what it gave cannot be stored: in doubt, and never forgotten."""
         self.unrecordable += 1
         body = error_body(error, self.run.backing.redact)
-        self.run.note(RecordKind.UNRECORDABLE, self.call, self.attempt, codec.timed(body, self.run.now_ms()))
+        self.run.journal.note(RecordKind.UNRECORDABLE, self.call, self.attempt, codec.timed(body, self.run.now_ms()))
         await self.run.barrier()
         self._announce_doubt(str(error))
         if not self._may_repeat() or self.unrecordable >= MOST_UNRECORDABLE:

@@ -151,7 +151,7 @@ class Loop:
             attempt += 1
             if run.is_armed:
                 await run.reach(CrashPoint.BEFORE_DECIDE, seq)
-            run.note(_ASKED, call, attempt, asked)
+            run.journal.note(_ASKED, call, attempt, asked)
             run.model_requests += 1
             await run.ready_to_act(is_alone=True)
             token = CALL_KEY.set(run.key(call))
@@ -188,7 +188,7 @@ class Loop:
     def _pin(self, seq: int, call: str, attempt: int, body: bytes, reply: Reply) -> None:
         """Note the reply: what is recorded of it, and what that is read back as, which alone is acted upon."""
         run = self.run
-        run.note(_ANSWERED, call, attempt, body)
+        run.journal.note(_ANSWERED, call, attempt, body)
         if reply.tool_calls:
             self._move(stage="reply")
         if run.has_sinks:

@@ -148,8 +148,7 @@ def check_terms(backing: Backing) -> None:
 class Run:
     """An open run that this worker owns. Made by `start` or by `recovery.reopen`.
 
-    `note` is the journal's: it adds a record to what the next barrier commits. `has_sinks` says whether anybody hears
-    events: where not, none need be made.
+    `has_sinks` says whether anybody hears events: where not, none need be made.
     """
 
     __slots__ = (
@@ -170,7 +169,6 @@ class Run:
         "journal",
         "lives",
         "model_requests",
-        "note",
     )
 
     def __init__(
@@ -184,7 +182,6 @@ class Run:
     ) -> None:
         self.backing = backing
         self.journal = journal
-        self.note = journal.note
         self.has_sinks = bool(backing.sinks)
         self.is_armed = backing.plan is not UNARMED  # a plan of another kind has points of its own
         self.context = RunContext.from_plain(opened["context"])
@@ -285,7 +282,7 @@ class Run:
 
     async def end(self, status: RunStatus, body: bytes) -> None:
         """The run's last record. It is final when this returns."""
-        self.note(RecordKind.ENDED, body=codec.timed(body, self.now_ms()))
+        self.journal.note(RecordKind.ENDED, body=codec.timed(body, self.now_ms()))
         self.journal.move_to_next_step()
         self.journal.set_status(status)
         self.journal.give_back()
@@ -298,7 +295,7 @@ class Run:
         """
         if not counts and self.journal.attempts > 0:
             self.journal.attempts -= 1
-        self.note(RecordKind.RELEASED, body=codec.encode({"why": why, **self._threads(), "at": self.now_ms()}))
+        self.journal.note(RecordKind.RELEASED, body=codec.encode({"why": why, **self._threads(), "at": self.now_ms()}))
         self.journal.set_status(status, wake_at=wake_at)
         if not self.has_running_thread:
             self.journal.give_back()
@@ -307,7 +304,7 @@ class Run:
     async def cancel(self, by: str, why: str) -> None:
         """End the run by somebody's word. What is in doubt stays so, and can be settled afterwards."""
         said = {"by": by, "why": why}
-        self.note(RecordKind.CANCELLED, body=codec.encode({**said, "at": self.now_ms()}))
+        self.journal.note(RecordKind.CANCELLED, body=codec.encode({**said, "at": self.now_ms()}))
         await self.barrier_if_each()
         await self.end(RunStatus.CANCELLED, codec.encode({"status": "cancelled", **said, **self._threads()}))
         self.announce("run.cancelled", {"kind": self.journal.kind, "step": self.journal.step, **said})
@@ -370,7 +367,7 @@ class Run:
 
     async def set_aside(self, why: str, attempts: int) -> None:
         """Quarantine the run after so many claims that came to nothing: no worker touches it until it is released."""
-        self.note(RecordKind.QUARANTINED, body=codec.encode({"why": why, "attempts": attempts, "at": self.now_ms()}))
+        self.journal.note(RecordKind.QUARANTINED, body=codec.encode({"why": why, "attempts": attempts, "at": self.now_ms()}))
         self.journal.set_status(RunStatus.QUARANTINED)
         self.journal.give_back()
         await self.barrier()

@@ -133,8 +133,8 @@ class Calls:
         if life.state not in (*WAITING, CallState.DECIDED):
             return
         if life.state is CallState.ASKING:
-            self.run.note(RecordKind.UNSENT, life.call, life.attempts, NOT_AGREED)
-        self.run.note(RecordKind.DONE, life.call, 0, codec.encode({"error": WITHDRAWN, "at": self.run.now_ms()}))
+            self.run.journal.note(RecordKind.UNSENT, life.call, life.attempts, NOT_AGREED)
+        self.run.journal.note(RecordKind.DONE, life.call, 0, codec.encode({"error": WITHDRAWN, "at": self.run.now_ms()}))
         life.state = CallState.DONE
 
     def _find(self, place: str, tool: str, recorded: bytes) -> CallId | None:
@@ -186,7 +186,7 @@ class Calls:
             return
         if self._may_rerun(life):
             body = codec.encode({"how": Settlement.RERUN.value, "why": f"rerun_in_doubt; {why}", "at": self.run.now_ms()})
-            self.run.note(RecordKind.SETTLED, life.call, life.attempts, body)
+            self.run.journal.note(RecordKind.SETTLED, life.call, life.attempts, body)
             life.state = CallState.REOPENED
             return
         asked = read_asked(life.asked)

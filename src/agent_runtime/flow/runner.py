@@ -308,7 +308,7 @@ class FlowRunner:
         if saved.digest == flow.digest:
             keeper = Keeper(run, flow.shape, flow.digest, saved.fields, saved.held)
         else:
-            run.note(RecordKind.MIGRATED, body=codec.encode({"from": saved.digest, "graph": flow.described}))
+            run.journal.note(RecordKind.MIGRATED, body=codec.encode({"from": saved.digest, "graph": flow.described}))
             await run.barrier_if_each()
             keeper = Keeper(run, flow.shape, flow.digest, {}, {})
             await keeper.keep(position, reader.fields)

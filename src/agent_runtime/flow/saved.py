@@ -77,7 +77,7 @@ class Keeper:
             if self._last.get(name) != data:
                 self._held.pop(name, None)
             elif name not in self._held and len(data) >= LARGE_BYTES:
-                run.note(RecordKind.FIELD, body=data)
+                run.journal.note(RecordKind.FIELD, body=data)
                 self._held[name] = run.journal.number
                 await run.barrier_if_each()
         body = _write(self._shape, position, fields, self._held, self._digest)

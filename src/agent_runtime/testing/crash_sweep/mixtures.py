@@ -216,8 +216,8 @@ async def leave_behind(world: World, left: Sequence[Left]) -> None:
     try:
         await run.barrier_if_each()
         if isinstance(scenario, Scenario):
-            run.note(RecordKind.STARTED, reply_call(0), 1, codec.encode({"messages": 1}))
-            run.note(RecordKind.DONE, reply_call(0), 1, encode_reply(scenario.replies[0]))
+            run.journal.note(RecordKind.STARTED, reply_call(0), 1, codec.encode({"messages": 1}))
+            run.journal.note(RecordKind.DONE, reply_call(0), 1, encode_reply(scenario.replies[0]))
             places: list[str] = [tool_call(0, at, len(left)) for at in range(len(left))]
         else:
             places = [f"0/own.{at}" for at in range(len(left))]
@@ -241,7 +241,7 @@ async def _leave(world: World, run: Run, place: str, left: Left, what: str) -> N
             return
         verdict = world.person.answer(request_of(run.run_id, life, run.key(place)))
         checked = Checked(verdict, b"" if verdict.args is None else codec.encode(dict(verdict.args)))
-        run.note(RecordKind.VERDICT, place, 0, verdict_body(checked, run.now_ms()))
+        run.journal.note(RecordKind.VERDICT, place, 0, verdict_body(checked, run.now_ms()))
         if left.state is State.DECIDED:
             return
         asked["args"] = dict(verdict.args or asked["args"])
@@ -249,14 +249,14 @@ async def _leave(world: World, run: Run, place: str, left: Left, what: str) -> N
         if verdict.args is not None:
             digest = digest_of(run.run_id, place, TOOLS[left.rule], checked.sent)
         ends = {"verdict": digest}
-    run.note(RecordKind.STARTED, place, 1, codec.encode({**asked, "at": run.now_ms(), **ends}))
+    run.journal.note(RecordKind.STARTED, place, 1, codec.encode({**asked, "at": run.now_ms(), **ends}))
     if left.state is State.FAILED:
-        run.note(RecordKind.DONE, place, 1, codec.encode({"error": {"type": "ToolError", "message": "not today"}}))
+        run.journal.note(RecordKind.DONE, place, 1, codec.encode({"error": {"type": "ToolError", "message": "not today"}}))
     elif left.state is not State.LOST:
         result = await _act(world, run.key(place), left.rule, asked["args"])
         world.gave(place, 1, result)
         if left.state is State.DONE:
-            run.note(RecordKind.DONE, place, 1, codec.encode({"result": result}))
+            run.journal.note(RecordKind.DONE, place, 1, codec.encode({"result": result}))
 
 
 def _pend(run: Run, place: str, asked: Mapping[str, Any]) -> CallLife:
@@ -265,7 +265,7 @@ def _pend(run: Run, place: str, asked: Mapping[str, Any]) -> CallLife:
         codec.encode(asked)[:-1] + b',"at":', sent=sent, digest=digest_of(run.run_id, place, asked["tool"], sent),
         at_ms=run.now_ms(), step=run.journal.step, expires_ms=None, no_self=False,
     )  # fmt: skip
-    run.note(RecordKind.PENDING, place, 0, body)
+    run.journal.note(RecordKind.PENDING, place, 0, body)
     return CallLife(place, CallState.PENDING, pending=body)
 
 
