@@ -323,16 +323,17 @@ class Run:
     def listen(self, task: asyncio.Task[Any] | None) -> None:
         """From now on a message that ends the run stops the task."""
         self._task = task
-        self.journal.on_posted = self._hear
+        self.journal.listener = self
 
     def hear_no_more(self) -> Cancel | None:
         """The word that ended the program, if one did. Nothing stops it from now on."""
-        self.journal.on_posted = None
+        self.journal.listener = None
         if self._reading is not None:
             self._reading.cancel()
         return self._cancel
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
+        """Somebody has posted: see what it is."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.ensure_future(self._read_inbox())
 

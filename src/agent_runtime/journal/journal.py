@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from os import getpid
+from typing import Protocol
 
 from agent_runtime.clock import Clock
 from agent_runtime.errors import CheckpointStoreCorrupt, Fenced
@@ -80,6 +81,13 @@ def guard_of(row: StoredRow, *, even_if_alive: bool = False) -> Guard:
     return Guard(row.epoch, row.owner, row.number, row.head, None if even_if_alive else row.heartbeat_at)
 
 
+class Listener(Protocol):
+    """Whoever wants to know of messages to a run."""
+
+    def hear(self) -> None:
+        """Somebody has posted."""
+
+
 class Journal:
     """The appender of one run under one epoch; its first append opens the run (`new_row`) or claims it (`claim_row`)."""
 
@@ -108,9 +116,9 @@ class Journal:
         "is_each",
         "kind",
         "lease_ms",
+        "listener",
         "name",
         "number",
-        "on_posted",
         "opened_seal",
         "owner",
         "posted",
@@ -143,7 +151,7 @@ class Journal:
         self._pid = getpid()
         self._guard = guard
         self._claimed_epoch = 0
-        self._buffer: list[Noted] = []
+        self._buffer: list[Noted] | None = None  # an open run mostly waits, and an empty list is not free
         self._checkpoint: StoredCheckpoint | None = None
         self._flying: Append | None = None
         self._enrolled = False
@@ -163,8 +171,8 @@ class Journal:
         self.attempts, self.posted, self.wake_at = row.attempts, row.posted, row.wake_at
         self.seen = row.posted
         """How many messages were read; a row that parks the run while there are more wakes it at once."""
-        self.on_posted: Callable[[], None] | None = None
-        """Called on the loop once the store has told of a message that was not there before."""
+        self.listener: Listener | None = None
+        """Told on the loop once the store has told of a message that was not there before."""
         self.owner, self.lease_ms = row.owner, row.lease_ms
         self.is_each = mode is Commits.EACH
         """Whether every note is to have a barrier of its own."""
@@ -201,7 +209,10 @@ class Journal:
             raise self._failure
         assert not self._released, f"run {self.run_id!r} was given back; nothing is written after that"
         self.number += 1
-        self._buffer.append((code, call, attempt, body))
+        if self._buffer is None:
+            self._buffer = [(code, call, attempt, body)]
+        else:
+            self._buffer.append((code, call, attempt, body))
         if code in PROGRESS:
             self.attempts = 0
 
@@ -266,7 +277,7 @@ class Journal:
         if self._failure is None:
             self._failure = error
             flying = () if self._flying is None else map(self._sealer.show_record, self._flying.records)
-            self._lost = [*((each.kind, each.call, each.attempt, each.body) for each in flying), *self._buffer]
+            self._lost = [*((each.kind, each.call, each.attempt, each.body) for each in flying), *(self._buffer or ())]
         waiters, self._waiters = self._waiters, ()
         for _, waiter in waiters:
             if not waiter.done():
@@ -294,8 +305,8 @@ class Journal:
             return  # the loop is closed: nothing is left to stop, or to tell
 
     def _tell_posted(self) -> None:
-        if self.on_posted is not None and not self._released and self._failure is None:
-            self.on_posted()
+        if self.listener is not None and not self._released and self._failure is None:
+            self.listener.hear()
 
     # What the group commit calls.
 
@@ -303,7 +314,7 @@ class Journal:
         if getpid() != self._pid:
             raise self._why_stopped()
         self._enrolled = False
-        noted, self._buffer = self._buffer, []
+        noted, self._buffer = self._buffer or [], None
         records = self._sealer.chain(noted, number=self.number - len(noted), epoch=self.epoch, previous=self.head)
         self.head = records[-1].seal
         if self._guard is None:
