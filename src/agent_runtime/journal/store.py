@@ -66,7 +66,11 @@ class Guard(NamedTuple):
 
 
 class Append(NamedTuple):
-    """One guarded append to one run. `seen` is the `posted` that a row which parks the run has taken into account."""
+    """One guarded append to one run. `seen` is the `posted` that a row which parks the run has taken into account.
+
+    A row that runs on, under the epoch and the owner that its guard names, has the format, the key id and the lease that are
+    stored: another key comes with a claim.
+    """
 
     row: StoredRow
     guard: Guard | None
