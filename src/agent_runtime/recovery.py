@@ -29,6 +29,7 @@ from agent_runtime.ids import RunId, build_key
 from agent_runtime.inbox import Message, read_inbox
 from agent_runtime.journal.commits import group_commit
 from agent_runtime.journal.journal import Journal, claim_row, guard_of
+from agent_runtime.journal.loads import load_run
 from agent_runtime.journal.records import NO_OWNER, NO_SEAL, RecordKind, RunStatus, StoredRecord, StoredRun
 from agent_runtime.journal.replay import CallLife, History, live_on, read_history
 from agent_runtime.journal.seal import Sealer, read_run, sealer_for
@@ -125,7 +126,7 @@ async def find(backing: Backing, run_id: RunId, *, kind: str, context: RunContex
 
 async def read_verified(backing: Backing, run_id: RunId) -> Found:
     """The run as it is stored, whoever's it is: every seal checked before anything is decoded."""
-    [stored] = await backing.store.load_many([run_id])
+    stored = await load_run(backing.store, run_id)
     if stored is None:
         raise CheckpointNotFound(f"nothing is stored for run {run_id!r}; check the id and the store, or start it")
     return open_stored(backing, stored)
