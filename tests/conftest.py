@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from agent_runtime.testing.manual_clock import ManualClock, let_everybody_go
 from tests.bench import Place
@@ -21,7 +21,7 @@ from tests.tenants.house import KINDS, House
 pytest.register_assert_rewrite("agent_runtime.testing.store_contract")
 
 # A busy machine is slow, and slow is not wrong.
-settings.register_profile("unhurried", deadline=None, max_examples=60)
+settings.register_profile("unhurried", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
 # A shell's background job ignores Ctrl-C, and so would each process that the tests start, to send it one.
