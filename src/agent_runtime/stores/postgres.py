@@ -55,16 +55,7 @@ from agent_runtime.stores.postgres_batch import (
 )
 from agent_runtime.stores.postgres_ear import ListeningEar, PollingEar
 from agent_runtime.stores.postgres_link import Connection, Lender, Link
-from agent_runtime.stores.postgres_schema import (
-    BY_TIME,
-    LAYOUT,
-    MOST_IN_LINE,
-    Statements,
-    check_session,
-    find_layout,
-    migrate,
-    set_up,
-)
+from agent_runtime.stores.postgres_schema import BY_TIME, LAYOUT, Statements, check_session, find_layout, migrate, set_up
 from agent_runtime.stores.postgres_url import check_names, place_of
 
 MOST_RECORDS = 2**24 - 1
@@ -340,7 +331,7 @@ class PostgresCheckpointStore(BatchStore):
     async def _write_batch(self, db: Connection, appends: list[Append], keys: Mapping[RunId, int]) -> dict[int, int]:
         """How many messages each run has had, by the append's place in the batch, for those that landed."""
         [first, *others] = appends
-        if not others and first.guard is not None and len(first.records) <= MOST_IN_LINE and runs_on(first):
+        if not others and first.guard is not None and len(first.records) <= len(self._sql.appends) and runs_on(first):
             sql = self._sql.appends[len(first.records) - 1]
             found = await db.fetch(sql, *pack_one(first, first.guard, keys[first.row.run_id]))
             return {1: found[0][0]} if found else {}
