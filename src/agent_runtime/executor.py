@@ -1,8 +1,8 @@
 """One tool call through the journal: check, key, intent, act, confirm.
 
-What an ending means is decided here, and nowhere else. Only the tool's own answer makes a call done; only proof that
-nothing went out makes it unsent; everything else is in doubt, whatever raised it. A call in doubt runs again under its
-first key where its repeat rule lets it, and stops the run where it does not.
+What an attempt came to is for `acting` to say; what that makes of the call is decided here, and nowhere else. The tool's own
+answer ends it. An attempt that did not go out is made again. A call in doubt runs again under its first key where its repeat
+rule lets it, and stops the run where it does not.
 """
 
 from collections.abc import Coroutine, Mapping, Sequence

@@ -451,13 +451,12 @@ def start(
     `given` is plain data that has been checked, or how such is recorded; then the run does not keep it. `keys_of`: the run
     whose calls it takes back, under their keys.
     """
-    opened: dict[str, object] = {
+    about = {
         "context": {} if context is None else context.to_plain(),
         "namespace": backing.namespace,
         **({} if keys_of is None else {"keys_of": keys_of}),
-        "input": given,
     }
-    body = _opened_body(backing, run_id, opened)
+    body = _opened_body(backing, run_id, about, given)
     sealer = sealer_for(backing.ring, tenant=backing.tenant, run_id=run_id)
     row = new_row(sealer, run_id=run_id, kind=kind, name=name, owner=backing.draw_owner(), lease_ms=backing.lease_ms)
     commits = group_commit(backing.store, backing.clock)
@@ -466,20 +465,20 @@ def start(
     trace = trace_of(backing, row) if backing.sinks else ""
     claimed = claimed_body(own_mark().pid, "start", trace=trace)
     journal.note(RecordKind.CLAIMED, body=codec.timed(claimed, backing.clock.now_ms()))
-    kept = opened if isinstance(given, Mapping) else {**opened, "input": None}
-    run = Run(backing, journal, opened=kept, lives={}, recovering=False)
+    kept = None if isinstance(given, bytes) else given
+    run = Run(backing, journal, opened={**about, "input": kept}, lives={}, recovering=False)
     if run.has_sinks:
         run.announce_when_committed("run.started", run.told())
     return run
 
 
-def _opened_body(backing: Backing, run_id: RunId, opened: dict[str, object]) -> bytes:
-    what, given = f"the input of run {run_id!r}", opened["input"]
+def _opened_body(backing: Backing, run_id: RunId, about: Mapping[str, object], given: Mapping[str, object] | bytes) -> bytes:
+    what = f"the input of run {run_id!r}"
     if isinstance(given, bytes):
-        about = codec.encode_checked({name: value for name, value in opened.items() if name != "input"})
-        body = b'%b,"input":%b}' % (about[:-1], given)
+        body = b'%b,"input":%b}' % (codec.encode_checked(about)[:-1], given)
         backing.check_room(len(body), what)
         return body
+    opened = {**about, "input": given}
     try:
         codec.check_size(opened, backing.most_bytes)
         return codec.encode_checked(opened, backing.most_bytes)

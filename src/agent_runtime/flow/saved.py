@@ -81,8 +81,7 @@ class Keeper:
                 self._held[name] = run.journal.number
                 await run.barrier_if_each()
         body = _write(self._shape, position, fields, self._held, self._digest)
-        if len(body) > run.most_bytes:
-            run.backing.check_room(len(body), f"the state of flow {run.journal.name!r}")
+        run.backing.check_room(len(body), f"the state of flow {run.journal.name!r}")
         self._last = fields
         run.journal.move_to_next_step()
         run.journal.keep_state(body)

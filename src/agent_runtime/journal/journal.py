@@ -107,7 +107,6 @@ class Journal:
         "_pid",
         "_released",
         "_sealer",
-        "_taken_number",
         "_taken_step",
         "_waiters",
         "attempts",
@@ -156,7 +155,7 @@ class Journal:
         self._flying: Append | None = None
         self._enrolled = False
         self._released = False
-        self._taken_step, self._taken_number = row.step - 1, row.number
+        self._taken_step = row.step - 1
         self._next_guard = guard
         """What the store's row holds once the append in flight has landed."""
         self._waiters: tuple[tuple[int, asyncio.Future[None]], ...] = ()
@@ -322,20 +321,21 @@ class Journal:
         owner = NO_OWNER if self._released else self.owner
         append = new_tuple(Append, (self._row(owner), self._guard, records, self._checkpoint, self.seen))
         self._checkpoint = None
-        self._flying, self._taken_step, self._taken_number = append, self.step, self.number
+        self._flying, self._taken_step = append, self.step
         self._next_guard = new_tuple(Guard, (self.epoch, owner, self.number, self.head, None))
         return append
 
     def landed(self, answer: Answer, sent_at: float) -> None:
-        append = self._flying
+        append, guard = self._flying, self._next_guard
         assert append is not None
+        assert guard is not None
         kind, posted = answer
         if kind is not _OK:
             self._refused(append.row, kind)
             self._flying = None
             return
         self._flying = None
-        self._guard = self._next_guard
+        self._guard = guard
         self._claimed_epoch = self.epoch
         self.written_at = sent_at
         if posted > self.posted:
@@ -345,8 +345,9 @@ class Journal:
         if trusted_until > self.trusted_until:
             self.trusted_until = trusted_until
         waiters, self._waiters = self._waiters, ()
+        number = guard.number
         for noted, waiter in waiters:
-            if noted > self._taken_number:
+            if noted > number:
                 self._waiters += ((noted, waiter),)
             elif not waiter.done():
                 waiter.set_result(None)
